@@ -160,7 +160,7 @@ type HostStats struct {
 	Trips int       // times in a row that the breaker opened without closing
 
 	Requests  uint64 // calls of RoundTrip
-	Attempts  uint64 // calls of the base
+	Attempts  uint64 // calls of the base that have returned
 	FirstTry  uint64 // requests answered at the first attempt
 	Recovered uint64 // requests answered at a later one
 	Refused   uint64 // attempts refused by the breaker
@@ -335,7 +335,6 @@ func (t *hosts) admit(name string, first bool, now time.Duration, hooks *setting
 		h.requests++
 	}
 	if h.state == Closed {
-		h.attempts++
 		k := ticket{era: h.era}
 		t.mu.Unlock()
 		return h, k, nil
@@ -412,7 +411,6 @@ func (t *hosts) admitProbeLocked(h *host, now time.Duration, hooks *settings) (*
 	}
 	h.serial++
 	h.slots = append(h.slots, slot{h.serial, now})
-	h.attempts++
 	return h, ticket{h.era, h.serial}, nil
 }
 
@@ -428,12 +426,15 @@ func (t *hosts) refuses(h *host, at time.Duration) bool {
 	return h.state == Open && at < h.until
 }
 
-// settle takes an attempt's result. first says that no other came before it,
-// refund that a success gives its token back.
-func (t *hosts) settle(h *host, k ticket, o outcome, first, refund bool, now time.Duration, hooks *settings) {
+// settle takes an attempt's result. number is the attempt's, or 0 if it never
+// reached the base; refund says that a success gives its token back.
+func (t *hosts) settle(h *host, k ticket, o outcome, number int, refund bool, now time.Duration, hooks *settings) {
 	t.mu.Lock()
+	if number > 0 {
+		h.attempts++
+	}
 	if o == answered {
-		t.creditLocked(h, first, refund)
+		t.creditLocked(h, number == 1, refund)
 	}
 	if t.breaker != nil && k.era == h.era && (k.probe() || o != neutral) {
 		t.judgeLocked(h, k, o, now, hooks)

@@ -190,7 +190,6 @@ var netHTTPErrors = []struct {
 	{"http2: Transport received Server's graceful shutdown GOAWAY", errTransient, "server is shutting the HTTP/2 connection down (GOAWAY)"},
 	{"http2: Transport: cannot retry err [", errTransient, "HTTP/2 stream or connection refused after the body was sent"},
 	{"connection error: ", errTransient, "HTTP/2 connection error"},
-	{"http: server gave HTTP response to HTTPS client", errPermanent, "server speaks HTTP, not HTTPS"},
 	{"malformed HTTP ", errPermanent, "malformed HTTP response"},
 	{"malformed response from server", errPermanent, "malformed HTTP/2 response"},
 	{"unsupported protocol scheme", errLocal, "unsupported protocol scheme"},
@@ -248,9 +247,13 @@ func classify(err error) (errorClass, string) {
 	}](err); ok && timeout.Timeout() {
 		return errTransient, "timeout"
 	}
-	switch {
-	case isType[tls.RecordHeaderError](err):
+	if record, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		if string(record.RecordHeader[:]) == "HTTP/" {
+			return errPermanent, "server speaks HTTP, not HTTPS"
+		}
 		return errTransient, "TLS handshake failed"
+	}
+	switch {
 	case isType[textproto.ProtocolError](err):
 		// A header that was cut off in the middle of a line looks like this.
 		return errTransient, "malformed response header"

@@ -156,16 +156,17 @@ func (s *settings) log(level slog.Level, msg, host string, a Attempt, maxAttempt
 	if !s.logger.Enabled(ctx, level) {
 		return
 	}
-	attrs := append([]slog.Attr{
+	attrs := []slog.Attr{
 		slog.String("method", method(a.Request)), slog.String("host", host),
 		slog.Int("attempt", a.Number), slog.Int("max_attempts", maxAttempts),
-	}, more...)
+	}
 	if a.Response != nil {
 		attrs = append(attrs, slog.Int("status", a.Response.StatusCode))
 	}
 	if a.Err != nil {
 		attrs = append(attrs, slog.String("error", phrase(0, a.Err)))
 	}
+	attrs = append(attrs, more...)
 	s.logger.LogAttrs(ctx, level, msg, attrs...)
 }
 

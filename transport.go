@@ -36,7 +36,7 @@ type Transport struct {
 	base     http.RoundTripper
 	settings settings
 	hosts    *hosts    // nil in the zero Transport
-	epoch    time.Time // zero of its clock
+	epoch    time.Time // zero of its clock; none without hosts
 	layered  bool      // the base is a Transport too
 }
 
@@ -210,8 +210,7 @@ type call struct {
 	ctx context.Context
 
 	// Set by prepare.
-	epoch      time.Time
-	start      time.Duration // on the clock of epoch
+	start      time.Duration // on the Transport's clock
 	scope      *scope        // of the caller's context; nil if it has none
 	single     bool          // one attempt, to which nothing is added
 	repeatable bool          // the method is idempotent, or there is a key
@@ -249,7 +248,17 @@ type call struct {
 	finished bool
 }
 
-func (c *call) now() time.Duration { return time.Since(c.epoch) }
+// now is the Transport's clock.
+func (c *call) now() time.Duration {
+	if c.t.hosts == nil {
+		return time.Since(loaded)
+	}
+	return time.Since(c.t.epoch)
+}
+
+// loaded is zero on the clock of a zero Transport, whose times are only subtracted
+// from each other.
+var loaded = time.Now()
 
 // override finds the settings: the Transport's, then the request's own.
 func (c *call) override() {
@@ -268,10 +277,6 @@ func (c *call) override() {
 func (c *call) prepare() error {
 	if c.ctx.Err() != nil {
 		return context.Cause(c.ctx)
-	}
-	c.epoch = c.t.epoch
-	if c.epoch.IsZero() {
-		c.epoch = time.Now()
 	}
 	c.start = c.now()
 	c.name = c.req.URL.Host
@@ -310,7 +315,7 @@ func (c *call) inRetry() bool {
 // attempt calls the base once, if the breaker admits it, and tells the breaker and
 // the quota what came of it.
 func (c *call) attempt() {
-	c.refused, c.fault, c.resting = false, false, false
+	c.refused, c.fault, c.resting, c.sent = false, false, false, nil
 	c.began = c.start
 	if c.n > 0 {
 		c.began = c.now()
@@ -329,7 +334,7 @@ func (c *call) attempt() {
 	}
 	c.sent, c.err = c.request(c.n + 1)
 	if c.err != nil {
-		c.fault = true
+		c.fault, c.outcome = true, neutral
 	} else {
 		c.n++
 		c.refund = c.fare != unpaid && c.outcome == failed
@@ -447,7 +452,11 @@ func (c *call) settle(o outcome) {
 	if c.t.hosts == nil {
 		return
 	}
-	c.t.hosts.settle(c.host, c.ticket, o, c.n == 1, c.refund, c.began+c.took, c.s)
+	number := c.n
+	if c.sent == nil {
+		number = 0
+	}
+	c.t.hosts.settle(c.host, c.ticket, o, number, c.refund, c.began+c.took, c.s)
 	c.tellMoves()
 }
 
