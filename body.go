@@ -115,23 +115,17 @@ func (p *payload) interrupt() {
 	}
 }
 
-// retire makes the bodies of the attempt that just ended stale.
-func (p *payload) retire() {
-	if p.log != nil {
-		p.log.retire()
-	}
-}
+// retire makes the bodies of the attempt that just ended stale, for another to
+// follow. It reports false, and leaves them alone, if none can: the base may have
+// read on since that was asked.
+func (p *payload) retire() bool { return p.log == nil || p.log.retire() }
 
 // end says that no further attempt starts. The last attempt's body stays open if
 // its response is handed back: the base may still be sending it, and closes it.
 func (p *payload) end(responded bool) {
-	if p.log == nil {
-		return
+	if p.log != nil {
+		p.log.end(responded)
 	}
-	if !responded {
-		p.log.retire()
-	}
-	p.log.end()
 }
 
 var (
@@ -159,7 +153,15 @@ type watchedBody struct {
 	io.ReadCloser
 	mu      sync.Mutex
 	reading bool
+	closed  bool // by the base: what a Read under way returns is no fault
 	err     error
+}
+
+func (b *watchedBody) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	return b.ReadCloser.Close()
 }
 
 func (b *watchedBody) Read(p []byte) (n int, err error) {
@@ -170,7 +172,7 @@ func (b *watchedBody) Read(p []byte) (n int, err error) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.reading = false
-		if err != nil && err != io.EOF && b.err == nil {
+		if err != nil && err != io.EOF && b.err == nil && !b.closed {
 			b.err = err
 		}
 	}()
@@ -270,6 +272,10 @@ func (l *replayLog) open() (io.ReadCloser, error) {
 func (l *replayLog) replayable() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.replayableLocked()
+}
+
+func (l *replayLog) replayableLocked() bool {
 	return !l.spilled && !l.closed && l.faultLocked() == nil
 }
 
@@ -292,16 +298,27 @@ func (l *replayLog) busy() bool {
 	return l.reader != nil
 }
 
-func (l *replayLog) retire() {
+func (l *replayLog) retire() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.replayableLocked() && l.halted == nil {
+		return false
+	}
+	l.retireLocked()
+	return true
+}
+
+func (l *replayLog) retireLocked() {
 	l.attempt++
 	l.opened = 0
 	l.wake.Broadcast()
 }
 
-func (l *replayLog) end() {
+func (l *replayLog) end(responded bool) {
 	l.mu.Lock()
+	if !responded {
+		l.retireLocked()
+	}
 	l.ended = true
 	// A reader that the base has not closed comes out by itself and then closes
 	// the source: few sources can be closed under a Read. One that the base did
@@ -454,22 +471,27 @@ func (c *cursor) fetchLocked(p []byte) (n int, err error) {
 // keepLocked logs what the cursor has just read, as long as somebody may need it.
 func (c *cursor) keepLocked(p []byte) {
 	l := c.log
-	if len(p) > 0 && l.size+int64(len(p)) > l.limit {
-		l.spilled = true
-	}
-	if l.spilled && !c.staleLocked() {
-		l.dropped += len(l.chunks)
-		l.chunks = nil
-	} else {
+	size := l.size + int64(len(p))
+	switch stale := c.staleLocked(); {
+	case stale:
+		// For the attempt that follows, even if it is over the limit: a stale reader
+		// gets no second time.
 		l.appendLocked(p)
-	}
-	l.size += int64(len(p))
-	if !c.staleLocked() {
+	case l.spilled || size > l.limit && len(p) > 0:
+		// All that was kept is behind this cursor. Another one of this attempt that
+		// is not as far sees by the number of its chunk that it has lost it.
+		l.spilled = true
+		l.dropped += max(1, len(l.chunks))
+		l.chunks = nil
+		c.chunk, c.off = l.dropped, 0
+	default:
+		l.appendLocked(p)
 		c.chunk, c.off = l.dropped, 0
 		if i := len(l.chunks) - 1; i >= 0 {
 			c.chunk, c.off = l.dropped+i, len(l.chunks[i])
 		}
 	}
+	l.size = size
 }
 
 // Close never waits for a Read.

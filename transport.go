@@ -16,6 +16,7 @@
 package retrip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -334,7 +335,7 @@ func (c *call) attempt() {
 	}
 	c.sent, c.err = c.request(c.n + 1)
 	if c.err != nil {
-		c.fault, c.outcome = true, neutral
+		c.fault, c.outcome, c.resting = c.ended() == 0, neutral, true
 	} else {
 		c.n++
 		c.refund = c.fare != unpaid && c.outcome == failed
@@ -501,8 +502,8 @@ func (c *call) judge() Reason {
 	if c.refused {
 		return ReasonBreaker
 	}
-	if c.sent == nil {
-		return ReasonBody // GetBody failed
+	if c.sent == nil { // there was no body to be had
+		return cmp.Or(c.ended(), ReasonBody)
 	}
 	a := c.seen()
 	if len(c.s.traces) > 0 {
@@ -532,6 +533,9 @@ func (c *call) judge() Reason {
 // again discards the response and waits. Zero means that the next attempt may
 // start.
 func (c *call) again() Reason {
+	if c.body != nil && !c.body.retire() {
+		return ReasonBody
+	}
 	if c.story == nil {
 		c.story = &story{}
 	}
@@ -540,9 +544,6 @@ func (c *call) again() Reason {
 		a := c.seen()
 		a.Pause = c.pause
 		c.s.pausing(PausingInfo{Attempt: a, Host: c.name, MaxAttempts: c.s.maxAttempts, Next: time.Now().Add(c.pause)})
-	}
-	if c.body != nil {
-		c.body.retire()
 	}
 	resp, timer := c.resp, c.timer
 	c.resp, c.resting = nil, true
