@@ -81,7 +81,7 @@ func (p *payload) getBody() func() (io.ReadCloser, error) {
 	case p.log.limit == 0:
 		return nil
 	}
-	return p.log.open
+	return p.log.openAgain
 }
 
 // replayable reports whether another attempt could send the whole body.
@@ -153,21 +153,30 @@ type watchedBody struct {
 	io.ReadCloser
 	mu      sync.Mutex
 	reading bool
-	closed  bool // by the base: what a Read under way returns is no fault
+	closed  bool // what a Read under way then returns is no fault
 	err     error
 }
 
+// Close closes the caller's body once: an attempt's timer and the base may both ask.
 func (b *watchedBody) Close() error {
 	b.mu.Lock()
+	closed := b.closed
 	b.closed = true
 	b.mu.Unlock()
+	if closed {
+		return nil
+	}
 	return b.ReadCloser.Close()
 }
 
 func (b *watchedBody) Read(p []byte) (n int, err error) {
 	b.mu.Lock()
-	b.reading = true
+	closed := b.closed
+	b.reading = !closed
 	b.mu.Unlock()
+	if closed {
+		return 0, errBodyClosed
+	}
 	defer func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -190,6 +199,15 @@ func (b *watchedBody) busy() bool {
 	defer b.mu.Unlock()
 	return b.reading
 }
+
+// A bodyError is the error of a base that does not tell that it was the caller's own
+// reader which failed.
+type bodyError struct {
+	error
+	source error
+}
+
+func (e bodyError) Unwrap() []error { return []error{e.error, e.source} }
 
 var errBodyClosed = errors.New("retrip: read on a request body that was closed")
 
@@ -222,41 +240,64 @@ type replayLog struct {
 	spilled bool     // size went over limit: no new cursor can start
 
 	attempt int     // cursors of other attempts are stale
-	opened  int     // cursors of this attempt that are not closed yet
+	opened  int     // cursors of this attempt that have begun and are not closed yet
 	reader  *cursor // the one reading the source now; it holds no lock
 	ended   bool    // no further attempt starts
-	closed  bool    // the source was closed
+	closed  bool    // the source was closed, or is being closed under the next lock
 	halted  error   // why all reads fail: the context ended, or the source blocked
+
+	closing sync.Mutex // held during the Close of the source; taken after mu
 }
 
 func newReplayLog(req *http.Request, limit int64) *replayLog {
 	l := &replayLog{source: req.Body, limit: limit}
 	l.wake.L = &l.mu
-	ctx := req.Context()
-	if ctx.Done() != nil {
-		stop := context.AfterFunc(ctx, func() { l.halt(context.Cause(ctx)) })
-		l.mu.Lock()
-		l.stop = stop
-		l.mu.Unlock()
-	}
-	if cancelOf(req) != nil {
+	if cancel := cancelOf(req); cancel != nil {
 		l.gone = make(chan struct{})
 		go func() {
 			select {
-			case <-cancelOf(req):
+			case <-cancel:
 				l.halt(errCancelled)
 			case <-l.gone:
 			}
 		}()
 	}
+	// Last, since the context may have ended by now.
+	if ctx := req.Context(); ctx.Done() != nil {
+		stop := context.AfterFunc(ctx, func() { l.halt(context.Cause(ctx)) })
+		l.mu.Lock()
+		l.stop = stop
+		l.mu.Unlock()
+	}
 	return l
 }
 
-// open returns a new reader of the whole body. It is also the GetBody of the
-// attempts.
+// open returns a new reader of the whole body.
 func (l *replayLog) open() (io.ReadCloser, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	c, err := l.openLocked()
+	if err != nil {
+		return nil, err
+	}
+	c.beginLocked()
+	return c, nil
+}
+
+// openAgain is the GetBody of the attempts. What it returns holds the source open
+// only from its first Read on: when net/http sends a request again after a GOAWAY it
+// asks for two bodies, and forgets the first.
+func (l *replayLog) openAgain() (io.ReadCloser, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c, err := l.openLocked()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (l *replayLog) openLocked() (*cursor, error) {
 	switch {
 	case l.halted != nil:
 		return nil, l.halted
@@ -265,7 +306,6 @@ func (l *replayLog) open() (io.ReadCloser, error) {
 	case l.spilled:
 		return nil, fmt.Errorf("retrip: the request body is longer than the %d bytes kept and cannot be sent again", l.limit)
 	}
-	l.opened++
 	return &cursor{log: l, attempt: l.attempt}, nil
 }
 
@@ -320,6 +360,14 @@ func (l *replayLog) end(responded bool) {
 		l.retireLocked()
 	}
 	l.ended = true
+	if l.closed {
+		// The end of the context or the attempt's timer came first, and may still be
+		// at it.
+		l.mu.Unlock()
+		l.closing.Lock()
+		defer l.closing.Unlock()
+		return
+	}
 	// A reader that the base has not closed comes out by itself and then closes
 	// the source: few sources can be closed under a Read. One that the base did
 	// close under its Read would have been closed so without us.
@@ -348,7 +396,9 @@ func (l *replayLog) closeIdle(now bool) {
 	l.chunks = nil
 	l.wake.Broadcast()
 	stop := l.stop
+	l.closing.Lock()
 	l.mu.Unlock()
+	defer l.closing.Unlock()
 
 	if stop != nil {
 		stop()
@@ -382,6 +432,7 @@ type cursor struct {
 	attempt int
 	chunk   int // number of the chunk to read next, counted from the first ever
 	off     int // where in it
+	begun   bool
 	closed  bool
 }
 
@@ -389,6 +440,7 @@ func (c *cursor) Read(p []byte) (int, error) {
 	l := c.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	c.beginLocked()
 	if len(p) == 0 {
 		return 0, nil
 	}
@@ -413,6 +465,14 @@ func (c *cursor) Read(p []byte) (int, error) {
 			return c.fetchLocked(p)
 		}
 		l.wake.Wait()
+	}
+}
+
+// beginLocked makes the cursor hold the source open.
+func (c *cursor) beginLocked() {
+	if !c.begun && !c.staleLocked() {
+		c.begun = true
+		c.log.opened++
 	}
 }
 
@@ -502,7 +562,7 @@ func (c *cursor) Close() error {
 		l.mu.Unlock()
 		return nil
 	}
-	if !c.staleLocked() {
+	if c.begun && !c.staleLocked() {
 		l.opened--
 	}
 	c.closed = true

@@ -28,7 +28,11 @@ func WithBudget(d time.Duration) CallOption {
 // fits; what costs something comes last. Zero means that the retry is on.
 func (c *call) schedule() Reason {
 	switch {
-	case c.single || c.n >= c.s.maxAttempts:
+	case c.n >= c.s.maxAttempts:
+		return ReasonAttempts
+	case c.s.budget == 0:
+		return ReasonBudget
+	case c.single: // a tunnel, or a retry of a Transport above
 		return ReasonAttempts
 	case c.body != nil && !c.body.replayable():
 		return ReasonBody

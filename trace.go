@@ -250,8 +250,9 @@ type AttemptRecord struct {
 // the first, ended without a response. (The error of a single attempt is returned
 // as the base gave it.)
 //
-// errors.Is and errors.As reach the cause of the context if it ended, an
-// *OpenError if the breaker refused the next attempt, and the last failure. The text
+// errors.Is and errors.As reach the cause of the context if it ended,
+// context.DeadlineExceeded also if a pause did not fit the deadline, an *OpenError if
+// the breaker refused the next attempt, and the last failure. The text
 // of an Error names the method and the host and what kinds of failure there were,
 // but repeats no error of the base, whose text may hold a URL.
 type Error struct {
@@ -293,15 +294,17 @@ func (c *call) fail(reason Reason) error {
 		Method: method(c.req), Host: c.name, Attempts: c.story.records,
 		Elapsed: c.now() - c.start, Reason: reason, max: c.s.maxAttempts, budget: c.s.budget,
 	}
-	last := len(e.Attempts) - 1
+	last, ended := len(e.Attempts)-1, c.ended() != 0
 	switch {
 	case c.ctx.Err() != nil:
 		e.add(context.Cause(c.ctx))
 		e.add(c.ctx.Err())
-	case c.ended() != 0:
+	case ended:
 		e.add(errCancelled)
+	case reason == ReasonDeadline: // the pause would not have ended before it
+		e.add(context.DeadlineExceeded)
 	}
-	if len(e.causes) > 0 && c.err != nil && last > 0 && !c.resting {
+	if ended && c.err != nil && last > 0 && !c.resting {
 		last-- // cut off by the end of the request: the failure is the one before
 	}
 	e.add(c.err)

@@ -185,8 +185,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer c.release()
 
 	c.override()
-	if err := c.prepare(); err != nil {
-		return nil, err
+	if reason := c.prepare(); reason != 0 {
+		return c.stop(reason)
 	}
 	for {
 		c.attempt()
@@ -274,23 +274,26 @@ func (c *call) override() {
 	c.s = &own
 }
 
-// prepare adds the key and makes the body replayable. If it fails nothing was sent.
-func (c *call) prepare() error {
-	if c.ctx.Err() != nil {
-		return context.Cause(c.ctx)
-	}
+// prepare adds the key and makes the body replayable. Zero means that the first
+// attempt may start.
+func (c *call) prepare() Reason {
 	c.start = c.now()
+	c.began = c.start
 	c.name = c.req.URL.Host
 	if t := c.t.hosts; t != nil && t.key != nil {
 		c.name = t.key(c.req)
+	}
+	if c.ctx.Err() != nil {
+		c.err = context.Cause(c.ctx)
+		return c.ended()
 	}
 	// A tunnel's body is the tunnel: it cannot be sent twice.
 	c.single = c.s.maxAttempts <= 1 || c.s.budget == 0 || c.s.policy == nil ||
 		c.req.Method == http.MethodConnect || c.inRetry()
 	c.repeatable = idempotentMethod(c.req.Method)
 	if !c.single && !c.repeatable {
-		if err := c.addKey(); err != nil {
-			return err
+		if c.err = c.addKey(); c.err != nil {
+			return ReasonPolicy
 		}
 	}
 	switch {
@@ -303,7 +306,7 @@ func (c *call) prepare() error {
 	case c.s.attemptTimeout > 0:
 		c.body = newPayload(c.req, 0)
 	}
-	return nil
+	return 0
 }
 
 // inRetry reports whether this request is part of a retry of a Transport above,
@@ -316,8 +319,7 @@ func (c *call) inRetry() bool {
 // attempt calls the base once, if the breaker admits it, and tells the breaker and
 // the quota what came of it.
 func (c *call) attempt() {
-	c.refused, c.fault, c.resting, c.sent = false, false, false, nil
-	c.began = c.start
+	c.refused, c.fault, c.resting, c.sent, c.resp = false, false, false, nil, nil
 	if c.n > 0 {
 		c.began = c.now()
 	}
@@ -435,7 +437,7 @@ func (c *call) returned() {
 		if err := c.body.fault(); err != nil && c.ended() == 0 {
 			c.fault = true
 			if !errors.Is(c.err, err) {
-				c.err = err
+				c.err = bodyError{c.err, err}
 			}
 		}
 	}
@@ -545,11 +547,10 @@ func (c *call) again() Reason {
 		a.Pause = c.pause
 		c.s.pausing(PausingInfo{Attempt: a, Host: c.name, MaxAttempts: c.s.maxAttempts, Next: time.Now().Add(c.pause)})
 	}
-	resp, timer := c.resp, c.timer
-	c.resp, c.resting = nil, true
-	reason := c.rest(resp)
-	if timer != nil {
-		timer.cancel(nil)
+	c.resting = true
+	reason := c.rest()
+	if c.timer != nil {
+		c.timer.cancel(nil)
 	}
 	return reason
 }
@@ -583,8 +584,8 @@ func (l *lull) end() {
 
 // rest discards the response and lets the pause pass, unless the caller's request
 // ends first.
-func (c *call) rest(resp *http.Response) Reason {
-	began := c.now()
+func (c *call) rest() Reason {
+	began, resp := c.now(), c.resp
 	l := &lull{over: make(chan struct{})}
 	limit := c.pause
 	if worthDraining(resp) {
@@ -616,12 +617,23 @@ func (c *call) rest(resp *http.Response) Reason {
 }
 
 func (c *call) drain(l *lull) {
+	defer l.closeBody()
 	if c.ctx.Done() != nil {
 		stop := context.AfterFunc(c.ctx, l.closeBody)
 		defer stop()
 	}
+	if cancel := cancelOf(c.req); cancel != nil {
+		drained := make(chan struct{})
+		defer close(drained)
+		go func() {
+			select {
+			case <-cancel:
+				l.closeBody()
+			case <-drained:
+			}
+		}()
+	}
 	_, _ = io.Copy(io.Discard, &l.body)
-	l.closeBody()
 }
 
 // worthDraining reports whether reading the body may save a connection. One of
@@ -633,22 +645,29 @@ func worthDraining(resp *http.Response) bool {
 
 // stop ends the call with the response in hand, or an error with its story.
 func (c *call) stop(reason Reason) (*http.Response, error) {
-	if c.story != nil && !c.resting && !c.refused && c.sent != nil {
+	if c.story != nil && !c.resting && !c.refused {
 		c.tell(0)
 	}
+	if c.host == nil && c.t.hosts != nil {
+		c.name = c.t.hosts.fold(c.name)
+	}
+	resp := c.resp
+	if c.resting {
+		resp = nil // it was discarded
+	}
 	var err error
-	if c.resp == nil {
+	if resp == nil {
 		err = c.fail(reason)
 		c.awaitCancel()
 	}
 	if c.s.listens() && (err != nil || c.wanted) {
 		c.s.gaveUp(GaveUpInfo{Attempt: c.seen(), Host: c.name, MaxAttempts: c.s.maxAttempts, Reason: reason, Err: err})
 	}
-	if c.resp != nil {
+	if resp != nil {
 		c.handBack()
 	}
 	c.finished = true
-	return c.resp, err
+	return resp, err
 }
 
 // awaitCancel lets http.Client notice that its Timeout has passed. It sets both a
@@ -668,7 +687,7 @@ func (c *call) awaitCancel() {
 
 // cancelTime is much longer than it takes, for a busy machine; a caller who sets
 // a deadline and a Cancel that is never closed waits it out.
-const cancelTime = 50 * time.Millisecond
+const cancelTime = 250 * time.Millisecond
 
 // handBack makes the response the caller's: its Request, and its Body if the
 // attempt's context ends with it.
@@ -702,7 +721,9 @@ func (c *call) handBack() {
 // release gives back what the call holds when it ends, also by a panic.
 func (c *call) release() {
 	if !c.finished {
-		closeBody(c.resp)
+		if !c.resting {
+			closeBody(c.resp)
+		}
 		if c.timer != nil {
 			c.timer.stop()
 			c.timer.cancel(nil)
@@ -713,8 +734,10 @@ func (c *call) release() {
 	}
 	switch {
 	case c.body != nil && c.body.log != nil:
-		c.body.end(c.finished && c.resp != nil)
-	case (c.n == 0 || c.inBase) && c.req.Body != nil:
+		c.body.end(c.finished && c.resp != nil && !c.resting)
+	case c.inBase && c.sent.Body != nil:
+		_ = c.sent.Body.Close()
+	case c.n == 0 && c.req.Body != nil:
 		_ = c.req.Body.Close()
 	}
 }
