@@ -344,14 +344,6 @@ func BenchmarkWaiting(b *testing.B) {
 	}
 }
 
-func TestAWaitingRequestIsSmall(t *testing.T) {
-	const n = 2000
-	asleep, one := waiting(t, n, false)
-	paused, goroutines := waiting(t, n, true)
-	require.InDelta(t, one, goroutines, 0.01, "no goroutine of its own")
-	require.Less(t, paused-asleep, 1024.0, "bytes over a goroutine that sleeps")
-}
-
 func TestAStreamIsNotBuffered(t *testing.T) {
 	plain, _ := upload(t, unwrapped, 64<<20)
 	peak, _ := upload(t, underRetrip, 64<<20)
