@@ -1,0 +1,54 @@
+# The commands of this repository. Each step runs in every module (every directory with a go.mod,
+# the linters in tools excepted), so that a nested module is held to what the root is held to.
+
+FUZZTIME ?= 10s
+BENCH    ?= .
+COUNT    ?= 1
+
+# A go.work beside the checkout would change what is resolved, and forbids -modfile.
+export GOWORK := off
+export FUZZTIME
+
+each := .ci/each
+tool := go tool -modfile="$(CURDIR)/tools/go.mod"
+
+.DEFAULT_GOAL := check
+.NOTPARALLEL:
+.PHONY: check help cgo gofmt vet staticcheck tidy fuzz memory test bench vuln
+
+# What can fail fast comes first; the tests come last, so that their result ends the output.
+check: cgo gofmt vet staticcheck tidy fuzz memory test ## everything CI runs (the default)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' Makefile
+
+cgo:
+	@.ci/cgo
+
+gofmt: ## fail when a file is not formatted
+	@out=$$(gofmt -l .) && test -z "$$out" || { echo "gofmt -w has work to do in:"; echo "$$out"; exit 1; }
+
+vet: ## go vet
+	$(each) go vet ./...
+
+staticcheck: ## staticcheck, with staticcheck.conf
+	$(each) $(tool) staticcheck ./...
+
+tidy: ## fail when a go.mod or go.sum is not tidy
+	$(each) go mod tidy -diff
+	cd tools && go mod tidy -diff
+
+fuzz: ## each fuzz target for FUZZTIME=10s
+	$(each) "$(CURDIR)/.ci/fuzz"
+
+memory: ## what can be measured only without the race detector
+	go test -count=1 -run 'Small|Allocat' .
+
+test: cgo ## go test with the race detector, in random order
+	$(each) go test -race -shuffle=on ./...
+
+bench: ## the root's benchmarks: BENCH=regexp COUNT=n
+	go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) .
+
+vuln: ## govulncheck; needs the vulnerability database, so it is not part of check
+	$(each) $(tool) govulncheck ./...
