@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"net/http"
 	"slices"
@@ -190,19 +191,24 @@ func (t *Transport) Hosts() iter.Seq2[string, HostStats] {
 type outcome uint8
 
 const (
-	neutral outcome = iota // nothing: cancelled, a local fault, never sent
-	answered
-	throttled // 408, 425, 429: an answer, but nothing was done
-	failed
-	overloaded // 503: failed, and a throttle
+	neutral    outcome = iota // nothing: cancelled, a local fault, never sent
+	answered                  // the request is done with
+	deferred                  // an answer that asks to come again: 408, 409 to a retry with its key, 413, 425
+	throttled                 // the same, for overload: 429
+	failed                    // by the host
+	overloaded                // the same, and it says so: 503
 )
 
 func (o outcome) failure() bool { return o >= failed }
 
+// refunds reports whether a success on the next attempt gives its token back: not
+// if the host had too much to do.
+func (o outcome) refunds() bool { return o != throttled && o != overloaded }
+
 // judgeHost says what the attempt tells about the host.
 func (c *call) judgeHost() outcome {
 	if c.err == nil {
-		return outcomeOf(c.resp.StatusCode)
+		return c.judgeStatus()
 	}
 	if c.fault {
 		return neutral
@@ -221,21 +227,34 @@ func (c *call) judgeHost() outcome {
 	if se, ok := errors.AsType[streamError](c.err); ok && se.Code == enhanceYourCalm {
 		return overloaded
 	}
-	if class, _ := classify(c.err); class == errLocal {
+	switch class, _ := classify(c.err); {
+	case class == errLocal:
 		return neutral
+	case class == errUnknown && c.body == nil && readable(c.req.Body):
+		return neutral // may be the body's, which nobody watches in a single attempt
 	}
 	return failed
 }
 
-func outcomeOf(status int) outcome {
-	switch status {
-	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+// readable reports whether there is a body that can fail.
+func readable(body io.Reader) bool {
+	return body != nil && body != http.NoBody && !inMemory(body)
+}
+
+func (c *call) judgeStatus() outcome {
+	switch status := c.resp.StatusCode; {
+	case status < 400:
+		return answered
+	case status == http.StatusTooManyRequests:
 		return throttled
-	case http.StatusServiceUnavailable:
+	case status == http.StatusServiceUnavailable:
 		return overloaded
-	}
-	if serverFailed(status) {
+	case status == http.StatusGatewayTimeout && onlyIfCached(c.req):
+		return answered
+	case serverFailed(status):
 		return failed
+	case DefaultPolicy(c.seen()):
+		return deferred
 	}
 	return answered
 }
@@ -250,6 +269,7 @@ type windowPart struct{ ended, failed uint32 }
 type host struct {
 	name string
 	used time.Duration // on the Transport's clock
+	turn uint64        // of its last use: orders the hosts of both lists
 	quota
 
 	state     State
@@ -311,7 +331,8 @@ type hosts struct {
 	mu      sync.Mutex
 	healthy *simplelru.LRU[string, *host]
 	open    *simplelru.LRU[string, *host]
-	forgot  bool // a host was forgotten: any new one may be it
+	turn    uint64 // counts uses
+	forgot  bool   // a host was forgotten: any new one may be it
 }
 
 func newHosts(c *config, epoch time.Time) *hosts {
@@ -330,7 +351,8 @@ func (t *hosts) admit(name string, first bool, now time.Duration, hooks *setting
 	if !ok {
 		h = t.getLocked(t.fold(name), now)
 	}
-	h.used = now
+	t.turn++
+	h.used, h.turn = now, t.turn
 	if first {
 		h.requests++
 	}
@@ -376,22 +398,21 @@ func (t *hosts) getLocked(name string, now time.Duration) *host {
 // as healthy.
 func (t *hosts) forgetLocked(now time.Duration) {
 	t.forgot = true
-	_, oldest, healthy := t.healthy.GetOldest()
-	if _, h, ok := t.open.GetOldest(); ok && h.until <= now && (!healthy || h.used < oldest.used) {
-		t.open.RemoveOldest()
-		return
-	}
-	if healthy {
-		t.healthy.RemoveOldest()
-		return
-	}
+	_, victim, _ := t.healthy.GetOldest()
 	for _, h := range t.open.Values() {
 		if h.until <= now {
-			t.open.Remove(h.name)
-			return
+			if victim == nil || h.turn < victim.turn {
+				victim = h
+			}
+			break
 		}
 	}
-	t.open.RemoveOldest()
+	if victim == nil {
+		_, victim, _ = t.open.GetOldest()
+	}
+	if !t.healthy.Remove(victim.name) {
+		t.open.Remove(victim.name)
+	}
 }
 
 func (t *hosts) admitProbeLocked(h *host, now time.Duration, hooks *settings) (*host, ticket, error) {
@@ -529,7 +550,7 @@ func (t *hosts) tripsLocked(h *host) bool {
 		ended += int(p.ended)
 		failed += int(p.failed)
 	}
-	return ended >= b.MinAttempts && float64(failed) >= b.FailureRate*float64(ended)
+	return ended >= b.MinAttempts && float64(failed)/float64(ended) >= b.FailureRate
 }
 
 // moveLocked changes the state and keeps the lists in step with it.
@@ -624,7 +645,7 @@ func (t *hosts) snapshot() ([]*host, []HostStats) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	all := slices.Concat(t.healthy.Values(), t.open.Values())
-	slices.SortFunc(all, func(a, b *host) int { return cmp.Compare(b.used, a.used) })
+	slices.SortFunc(all, func(a, b *host) int { return cmp.Compare(b.turn, a.turn) })
 	stats := make([]HostStats, len(all))
 	for i, h := range all {
 		stats[i] = HostStats{

@@ -68,6 +68,7 @@ func (c *call) schedule() Reason {
 	if c.fare, ok = c.t.hosts.pay(c.host, now); !ok {
 		return ReasonQuota
 	}
+	c.payer = c.host
 	return 0
 }
 

@@ -229,6 +229,9 @@ func classify(err error) (errorClass, string) {
 		return errTransient, fmt.Sprintf("TLS alert %d", alert)
 	}
 	if se, ok := errors.AsType[streamError](err); ok {
+		if class, phrase := classifyText(se.Cause); class != errUnknown {
+			return class, phrase
+		}
 		class := errTransient
 		if se.Code == inadequateSecurity || se.Code == http11Required {
 			class = errPermanent
@@ -241,10 +244,7 @@ func classify(err error) (errorClass, string) {
 	if class, phrase := classifyText(err); class != errUnknown {
 		return class, phrase
 	}
-	if timeout, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](err); ok && timeout.Timeout() {
+	if timedOut(err) {
 		return errTransient, "timeout"
 	}
 	if record, ok := errors.AsType[tls.RecordHeaderError](err); ok {
@@ -277,6 +277,21 @@ func classifyText(err error) (errorClass, string) {
 		}
 	}
 	return errUnknown, ""
+}
+
+// timedOut reports whether any error behind err says that it is a timeout. Asking
+// the nearest that has the method is not enough: url.Error asks only the one it holds.
+func timedOut(err error) bool {
+	if t, ok := err.(interface{ Timeout() bool }); ok && t.Timeout() {
+		return true
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return timedOut(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(e.Unwrap(), timedOut)
+	}
+	return false
 }
 
 func untrusted(err error) bool {

@@ -323,16 +323,7 @@ func (e *Error) add(err error) {
 func (e *Error) Unwrap() []error { return slices.Clone(e.causes) }
 
 // Timeout reports whether the nearest cause is a timeout, as net.Error has it.
-func (e *Error) Timeout() bool {
-	if len(e.causes) == 0 {
-		return false
-	}
-	timeout, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](e.causes[0])
-	return ok && timeout.Timeout()
-}
+func (e *Error) Timeout() bool { return len(e.causes) > 0 && timedOut(e.causes[0]) }
 
 // attemptTimeoutError ends an attempt that WithAttemptTimeout cut off.
 type attemptTimeoutError struct {

@@ -243,6 +243,7 @@ type call struct {
 	pause   time.Duration
 	backoff time.Duration // what the Backoff returned last
 	fare    fare          // paid for it
+	payer   *host         // whose token that was: a host may be forgotten meanwhile
 	free    bool          // the free retry was used
 	story   *story        // nil until there is one
 
@@ -340,7 +341,7 @@ func (c *call) attempt() {
 		c.fault, c.outcome, c.resting = c.ended() == 0, neutral, true
 	} else {
 		c.n++
-		c.refund = c.fare != unpaid && c.outcome == failed
+		c.refund = c.fare != unpaid && c.payer == c.host && c.outcome.refunds()
 		c.fare = unpaid
 		c.inBase = true
 		c.resp, c.err = c.t.transport().RoundTrip(c.sent)
@@ -730,7 +731,7 @@ func (c *call) release() {
 		}
 	}
 	if c.fare != unpaid { // the retry never reached the base
-		c.t.hosts.refund(c.host, c.fare, c.now())
+		c.t.hosts.refund(c.payer, c.fare, c.now())
 	}
 	switch {
 	case c.body != nil && c.body.log != nil:
