@@ -48,7 +48,7 @@ type Policy func(Attempt) bool
 // WithPolicy sets what is worth another attempt. The default is DefaultPolicy;
 // nil means that nothing is.
 func WithPolicy(p Policy) CallOption {
-	return callOption(func(s *settings) { s.policy = p })
+	return callOption(func(s *settings) { s.policy, s.plain = p, false })
 }
 
 // WithMaxAttempts limits how often one RoundTrip calls the base, the first

@@ -47,6 +47,7 @@ type settings struct {
 	attemptTimeout time.Duration // 0: none
 	maxBody        int64
 	policy         Policy // nil: never again
+	plain          bool   // the policy is DefaultPolicy
 	backoff        Backoff
 	genKey         func(*http.Request) string // nil: no keys
 	keyHeader      string
@@ -95,6 +96,7 @@ func New(base http.RoundTripper, opts ...Option) *Transport {
 			maxAttempts: 4,
 			maxBody:     1 << 20,
 			policy:      DefaultPolicy,
+			plain:       true,
 			backoff:     FullJitter(500*time.Millisecond, 30*time.Second),
 			genKey:      newKey,
 			keyHeader:   KeyHeader,
@@ -507,6 +509,9 @@ func (c *call) judge() Reason {
 	}
 	if c.sent == nil { // there was no body to be had
 		return cmp.Or(c.ended(), ReasonBody)
+	}
+	if c.outcome == answered && c.s.plain && len(c.s.traces) == 0 {
+		return ReasonPolicy // as DefaultPolicy would say; this is every success
 	}
 	a := c.seen()
 	if len(c.s.traces) > 0 {
