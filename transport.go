@@ -554,7 +554,11 @@ func (c *call) again() Reason {
 		c.s.pausing(PausingInfo{Attempt: a, Host: c.name, MaxAttempts: c.s.maxAttempts, Next: time.Now().Add(c.pause)})
 	}
 	c.resting = true
-	reason := c.rest()
+	resp := c.resp
+	if !c.s.listens() {
+		c.resp = nil // nobody will be told of it: a pause may be long
+	}
+	reason := c.rest(resp)
 	if c.timer != nil {
 		c.timer.cancel(nil)
 	}
@@ -571,31 +575,38 @@ const (
 // A lull is the time between two attempts. One timer ends both the draining of the
 // response and the pause.
 type lull struct {
-	body  io.LimitedReader // of the response; R is nil if there is nothing to drain
-	close sync.Once
-	over  chan struct{}
+	reader io.LimitedReader // of the response's body, while it is drained
+	over   chan struct{}
+
+	mu   sync.Mutex
+	body io.Closer // nil once it is closed, or if there is nothing to drain
 }
 
+// closeBody ends a Read of the body that blocks, too.
 func (l *lull) closeBody() {
-	l.close.Do(func() { _ = l.body.R.(io.Closer).Close() })
+	l.mu.Lock()
+	body := l.body
+	l.body = nil
+	l.mu.Unlock()
+	if body != nil {
+		_ = body.Close()
+	}
 }
 
-// end ends a Read of the body that blocks, too.
 func (l *lull) end() {
-	if l.body.R != nil {
-		l.closeBody()
-	}
+	l.closeBody()
 	close(l.over)
 }
 
 // rest discards the response and lets the pause pass, unless the caller's request
 // ends first.
-func (c *call) rest() Reason {
-	began, resp := c.now(), c.resp
+func (c *call) rest(resp *http.Response) Reason {
+	began := c.now()
 	l := &lull{over: make(chan struct{})}
 	limit := c.pause
-	if worthDraining(resp) {
-		l.body = io.LimitedReader{R: resp.Body, N: drainLimit}
+	drained := worthDraining(resp)
+	if drained {
+		l.body, l.reader = resp.Body, io.LimitedReader{R: resp.Body, N: drainLimit}
 		limit = max(limit, drainTime)
 	} else {
 		closeBody(resp)
@@ -605,7 +616,7 @@ func (c *call) rest() Reason {
 	}
 	timer := time.AfterFunc(limit, l.end)
 	defer timer.Stop()
-	if l.body.R != nil {
+	if drained {
 		c.drain(l)
 		if left := c.pause - (c.now() - began); limit > c.pause && timer.Stop() {
 			if left <= 0 {
@@ -639,7 +650,8 @@ func (c *call) drain(l *lull) {
 			}
 		}()
 	}
-	_, _ = io.Copy(io.Discard, &l.body)
+	_, _ = io.Copy(io.Discard, &l.reader)
+	l.reader.R = nil // a pause may be long, and a connection hangs on it
 }
 
 // worthDraining reports whether reading the body may save a connection. One of
