@@ -1122,6 +1122,7 @@ func TestWhichHostIsForgotten(t *testing.T) {
 		{"the only healthy one", acts{use("sick1", "sick2", "a")}, []string{"new", "sick2", "sick1"}},
 		{"of open ones the least recently used", acts{use("sick1", "sick2", "sick3", "sick1")}, []string{"new", "sick1", "sick3"}},
 		{"an open one past its cool-down like a healthy one", acts{use("sick", "a", "b"), wait(30 * time.Second)}, []string{"new", "b", "a"}},
+		{"from the very end of its cool-down", acts{use("sick", "a", "b"), wait(30*time.Second - 3)}, []string{"new", "b", "a"}},
 		{"an open one just before the end of its cool-down not", acts{use("sick", "a", "b"), wait(30*time.Second - 4)}, []string{"new", "b", "sick"}},
 		{"the older of a healthy one and one past its cool-down", acts{use("a", "sick", "b"), wait(30 * time.Second)}, []string{"new", "b", "sick"}},
 		{"of open ones the one past its cool-down", acts{
@@ -1337,7 +1338,6 @@ func TestAHostCostsAtMost512Bytes(t *testing.T) {
 			}
 			req.URL = nil
 			grown := heap() - before
-			t.Logf("%d bytes a host", int(grown)/hosts)
 			require.Len(t, hostNames(rt), hosts)
 			require.LessOrEqual(t, int(grown)/hosts, 512, "bytes a host")
 		})

@@ -534,16 +534,30 @@ func TestAQuotaRecoversAfterSuccesses(t *testing.T) {
 
 func TestATokenOfAForgottenHostDoesNotGoToItsSuccessor(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		rt := retrip.New(play(answer(500)), noBreaker, retrip.WithHosts(1, nil), retrip.WithBackoff(retrip.Constant(time.Minute)))
-		tr := start(rt, replayFails(t))
-		time.Sleep(time.Second)
-		_, _ = rt.RoundTrip(requestTo(t, "b.example").WithContext(retrip.Override(t.Context(), once)))
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		require.Same(t, errUnheardOf, tr.err)
-		require.Equal(t, 5.0, tokensOf(t, rt), "half of Initial")
-	})
+	for _, tt := range []struct {
+		name string
+		req  func(*testing.T) *http.Request
+		err  error
+	}{
+		{"given back", replayFails, errUnheardOf},
+		{"for a success", func(t *testing.T) *http.Request { return request(t, http.MethodGet, nil) }, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				rt := retrip.New(play(answer(500), answer(200)), noBreaker, retrip.WithHosts(1, nil),
+					retrip.WithBackoff(retrip.Constant(time.Minute)))
+				tr := start(rt, tt.req(t))
+				time.Sleep(time.Second)
+				get(t, rt, "b.example") // the other one is forgotten
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				require.True(t, tr.over.Load())
+				require.Equal(t, tt.err, tr.err)
+				require.Equal(t, 5.0, tokensOf(t, rt), "half of Initial")
+			})
+		})
+	}
 }
 
 func TestAQuotaIsCopiedWhenItIsSet(t *testing.T) {

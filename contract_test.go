@@ -182,8 +182,9 @@ func (k contractBody) open() *sourceBody {
 }
 
 func (b *sourceBody) Close() error {
+	err := b.trackedBody.Close() // first, so that it counts when the Read ends
 	b.once.Do(func() { close(b.closed) })
-	return b.trackedBody.Close()
+	return err
 }
 
 type contractCaller struct {
@@ -272,8 +273,12 @@ func (c *contractCall) upload() {
 	go func() {
 		select {
 		case <-c.req.Context().Done():
-			closeBody()
 		case <-c.req.Cancel: //lint:ignore SA1019 net/http heeds it
+		case <-over:
+			return
+		}
+		select {
+		case <-time.After(1): // when a Read either blocks or is over: a late one would be ours
 			closeBody()
 		case <-over:
 		}
@@ -348,6 +353,7 @@ func (c contractCell) run(t *testing.T) {
 	c.requireResponse(t, base.calls, req, resp)
 
 	if c.endless() {
+		synctest.Wait() // so that it does not close the body just before a Read
 		end()
 	}
 	base.busy.Wait()
