@@ -958,57 +958,71 @@ func TestAPanicOfTheCallersReaderPassesThrough(t *testing.T) {
 	body.requireClosed(t)
 }
 
-// Not parallel: the heap is everybody's.
+// Not parallel: the heap is everybody's. What other tests left behind may be freed
+// meanwhile, so a measurement that is too low is made again.
 func TestAStreamCostsNoMoreThanTheCap(t *testing.T) {
-	const size, limit, slack = 64 << 20, 1 << 20, 64 << 10
+	const limit, slack = 1 << 20, 64 << 10
 	for _, step := range []int{1000, 32 << 10, 300_000} {
 		t.Run(fmt.Sprintf("read=%d", step), func(t *testing.T) {
-			left := size
-			body := &trackedBody{Reader: readFunc(func(p []byte) (int, error) {
-				n := min(left, len(p))
-				if left -= n; n == 0 {
-					return 0, io.EOF
+			full, past := streamed(t, step, limit)
+			for range 5 {
+				if full > limit/2 {
+					break
 				}
-				return n, nil
-			})}
-			buf := make([]byte, step)
-			req := request(t, http.MethodPut, body)
-			var before uint64
-			var full, past int64
-			base := roundTrip(func(req *http.Request) (*http.Response, error) {
-				sent, measured := 0, 0
-				for {
-					n, err := req.Body.Read(buf)
-					sent += n
-					if within := sent <= limit; within && sent+step > limit || !within && sent-measured >= 8<<20 {
-						extra := int64(liveHeap() - before)
-						if measured = sent; within {
-							full = max(full, extra)
-						} else {
-							past = max(past, extra)
-						}
-					}
-					if err != nil {
-						require.Equal(t, size, sent)
-						require.Equal(t, io.EOF, err)
-						_ = req.Body.Close()
-						return answer(503)(req)
-					}
-				}
-			})
-			rt := retrip.New(base)
-			before = liveHeap()
-			_, err := rt.RoundTrip(req)
-			require.NoError(t, err)
-			body.requireClosed(t)
+				full, past = streamed(t, step, limit)
+			}
 			require.Greater(t, full, int64(limit/2), "the log is there to be measured")
 			require.LessOrEqual(t, full, int64(limit+slack))
 			require.LessOrEqual(t, past, int64(slack), "past the cap the log is dropped")
-			runtime.KeepAlive(rt)
-			runtime.KeepAlive(req)
-			runtime.KeepAlive(buf)
 		})
 	}
+}
+
+// streamed sends 64 MiB in steps, and returns by how much the heap had grown just
+// before the limit, and at most beyond it.
+func streamed(t *testing.T, step, limit int) (full, past int64) {
+	const size = 64 << 20
+	left := size
+	body := &trackedBody{Reader: readFunc(func(p []byte) (int, error) {
+		n := min(left, len(p))
+		if left -= n; n == 0 {
+			return 0, io.EOF
+		}
+		return n, nil
+	})}
+	buf := make([]byte, step)
+	req := request(t, http.MethodPut, body)
+	var before uint64
+	base := roundTrip(func(req *http.Request) (*http.Response, error) {
+		sent, measured := 0, 0
+		for {
+			n, err := req.Body.Read(buf)
+			sent += n
+			if within := sent <= limit; within && sent+step > limit || !within && sent-measured >= 8<<20 {
+				extra := int64(liveHeap() - before)
+				if measured = sent; within {
+					full = max(full, extra)
+				} else {
+					past = max(past, extra)
+				}
+			}
+			if err != nil {
+				require.Equal(t, size, sent)
+				require.Equal(t, io.EOF, err)
+				_ = req.Body.Close()
+				return answer(503)(req)
+			}
+		}
+	})
+	rt := retrip.New(base)
+	before = liveHeap()
+	_, err := rt.RoundTrip(req)
+	require.NoError(t, err)
+	body.requireClosed(t)
+	runtime.KeepAlive(rt)
+	runtime.KeepAlive(req)
+	runtime.KeepAlive(buf)
+	return full, past
 }
 
 // Not parallel: it counts what the process allocates.
