@@ -121,6 +121,9 @@ func TestTheLimitsOfARequestAreExact(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, tt.starts, starts(base))
 				require.Equal(t, tt.took, took.Seconds())
+				for _, record := range retrip.History(resp) {
+					require.GreaterOrEqual(t, record.Pause, time.Duration(0))
+				}
 				require.Equal(t, 503, resp.StatusCode)
 				require.Equal(t, "x", finish(t, resp))
 			})
@@ -391,14 +394,29 @@ func TestASingleAttemptThatIsCutOffIsATimeout(t *testing.T) {
 func TestTheCallersDeadlineIsNotAnAttemptTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		var reasons []retrip.Reason
 		base := play(hang)
-		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errOdd)
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errReset)
 		defer cancel()
-		rt := retrip.New(base, retrip.WithAttemptTimeout(10*time.Second))
+		rt := retrip.New(base, retrip.WithAttemptTimeout(10*time.Second), retrip.WithTrace(&retrip.Trace{
+			GaveUp: func(i retrip.GaveUpInfo) { reasons = append(reasons, i.Reason) }}))
 		_, took, err := timed(rt, request(t, http.MethodGet, nil).WithContext(ctx))
 		require.Equal(t, 5*time.Second, took)
-		require.Equal(t, errOdd, err)
+		require.Equal(t, errReset, err)
 		require.Len(t, base.attempts(), 1)
+		require.Equal(t, []retrip.Reason{retrip.ReasonDeadline}, reasons)
+	})
+}
+
+func TestAResponseThatComesTooLateIsClosed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		body := track("x")
+		rt := retrip.New(play(late(2*time.Second, bodyless(200, body))), retrip.WithAttemptTimeout(time.Second), retrip.WithMaxAttempts(1))
+		_, took, err := timed(rt, request(t, http.MethodGet, nil))
+		require.Equal(t, 2*time.Second, took)
+		requireCutOff(t, err)
+		body.requireClosed(t)
 	})
 }
 
@@ -581,24 +599,39 @@ func TestTracesOfStackedOverridesAddUp(t *testing.T) {
 		return retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.Attempt) { calls += name }})
 	}
 	rt := retrip.New(play(answer(200)), named("a"))
-	outer := retrip.Override(t.Context(), named("b"))
+	outer := t.Context()
+	for _, name := range []string{"b", "c", "d"} {
+		outer = retrip.Override(outer, named(name))
+	}
 	for _, tt := range []struct {
 		ctx  context.Context
 		want string
 	}{
 		{t.Context(), "a"},
-		{outer, "ab"},
-		{retrip.Override(outer, named("c")), "abc"},
-		{retrip.Override(outer, named("d")), "abd"},
+		{outer, "abcd"},
+		{retrip.Override(outer, named("e")), "abcde"},
+		{retrip.Override(outer, named("f")), "abcdf"},
 		{retrip.Override(outer, retrip.WithTrace(nil)), ""},
-		{retrip.Override(outer, retrip.WithTrace(nil), named("e")), "e"},
-		{outer, "ab"},
+		{retrip.Override(outer, retrip.WithTrace(nil), named("g")), "g"},
+		{outer, "abcd"},
 	} {
 		calls = ""
 		_, err := rt.RoundTrip(request(t, http.MethodGet, nil).WithContext(tt.ctx))
 		require.NoError(t, err)
 		require.Equal(t, tt.want, calls)
 	}
+}
+
+func TestAnOverrideReachesTheLayerBelowInEveryAttempt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var numbers []int
+		trace := retrip.WithTrace(&retrip.Trace{Attempted: func(a retrip.Attempt) { numbers = append(numbers, a.Number) }})
+		rt := retrip.New(retrip.New(play(answer(503))), every10s)
+		_, err := rt.RoundTrip(request(t, http.MethodGet, nil).WithContext(retrip.Override(t.Context(), trace)))
+		require.NoError(t, err)
+		require.Equal(t, []int{1, 1, 1, 2, 1, 3, 1, 4}, numbers, "of the layer below and of the one above")
+	})
 }
 
 // Not parallel: http.DefaultTransport is a global.
