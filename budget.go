@@ -53,6 +53,11 @@ func (c *call) schedule() Reason {
 	if c.asked {
 		c.pause += min(between(0, jitter(c.pause)), room-c.pause-1)
 	}
+	return c.afford(now)
+}
+
+// afford asks the host's breaker and quota.
+func (c *call) afford(now time.Duration) Reason {
 	if c.t.hosts == nil {
 		return 0
 	}

@@ -204,23 +204,29 @@ var netHTTPErrors = []struct {
 // classify sorts an error of the base, and names it without repeating its text,
 // which may hold a URL or worse.
 func classify(err error) (errorClass, string) {
+	for _, known := range [...]func(error) (errorClass, string){
+		classifyOurs, classifyTLS, classifyDNS, classifyHTTP2, classifyErrno, classifyText, classifyRest,
+	} {
+		if class, phrase := known(err); phrase != "" {
+			return class, phrase
+		}
+	}
+	return errUnknown, fmt.Sprintf("%T", err)
+}
+
+func classifyOurs(err error) (errorClass, string) {
 	if timeout, ok := errors.AsType[*attemptTimeoutError](err); ok {
 		return errTransient, timeout.phrase()
 	}
 	if isType[*OpenError](err) {
 		return errLocal, "refused by the breaker of a Transport below"
 	}
+	return errUnknown, ""
+}
+
+func classifyTLS(err error) (errorClass, string) {
 	if untrusted(err) {
 		return errPermanent, "certificate not trusted"
-	}
-	if dns, ok := errors.AsType[*net.DNSError](err); ok {
-		switch {
-		case dns.IsNotFound:
-			return errPermanent, "no such host"
-		case dns.IsTemporary, dns.IsTimeout:
-			return errTransient, "temporary DNS failure"
-		}
-		return errPermanent, "DNS failure"
 	}
 	if alert, ok := tlsAlert(err); ok {
 		if slices.Contains(trustAlerts, alert) {
@@ -228,32 +234,55 @@ func classify(err error) (errorClass, string) {
 		}
 		return errTransient, fmt.Sprintf("TLS alert %d", alert)
 	}
-	if se, ok := errors.AsType[streamError](err); ok {
-		if class, phrase := classifyText(se.Cause); class != errUnknown {
-			return class, phrase
-		}
-		class := errTransient
-		if se.Code == inadequateSecurity || se.Code == http11Required {
-			class = errPermanent
-		}
-		return class, fmt.Sprintf("HTTP/2 stream error, code %d", se.Code)
-	}
-	if errno, ok := errors.AsType[syscall.Errno](err); ok && slices.Contains(transientErrnos, errno) {
-		return errTransient, errno.Error()
-	}
-	if class, phrase := classifyText(err); class != errUnknown {
-		return class, phrase
-	}
-	if timedOut(err) {
-		return errTransient, "timeout"
-	}
 	if record, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		if string(record.RecordHeader[:]) == "HTTP/" {
 			return errPermanent, "server speaks HTTP, not HTTPS"
 		}
 		return errTransient, "TLS handshake failed"
 	}
+	return errUnknown, ""
+}
+
+func classifyDNS(err error) (errorClass, string) {
+	dns, ok := errors.AsType[*net.DNSError](err)
 	switch {
+	case !ok:
+		return errUnknown, ""
+	case dns.IsNotFound:
+		return errPermanent, "no such host"
+	case dns.IsTemporary, dns.IsTimeout:
+		return errTransient, "temporary DNS failure"
+	}
+	return errPermanent, "DNS failure"
+}
+
+func classifyHTTP2(err error) (errorClass, string) {
+	se, ok := errors.AsType[streamError](err)
+	if !ok {
+		return errUnknown, ""
+	}
+	if class, phrase := classifyText(se.Cause); phrase != "" {
+		return class, phrase
+	}
+	class := errTransient
+	if se.Code == inadequateSecurity || se.Code == http11Required {
+		class = errPermanent
+	}
+	return class, fmt.Sprintf("HTTP/2 stream error, code %d", se.Code)
+}
+
+func classifyErrno(err error) (errorClass, string) {
+	errno, ok := errors.AsType[syscall.Errno](err)
+	if !ok || !slices.Contains(transientErrnos, errno) {
+		return errUnknown, ""
+	}
+	return errTransient, errno.Error()
+}
+
+func classifyRest(err error) (errorClass, string) {
+	switch {
+	case timedOut(err):
+		return errTransient, "timeout"
 	case isType[textproto.ProtocolError](err):
 		// A header that was cut off in the middle of a line looks like this.
 		return errTransient, "malformed response header"
@@ -264,7 +293,7 @@ func classify(err error) (errorClass, string) {
 	case errors.Is(err, context.Canceled):
 		return errLocal, "cancelled" // by a layer below, for reasons of its own
 	}
-	return errUnknown, fmt.Sprintf("%T", err)
+	return errUnknown, ""
 }
 
 func classifyText(err error) (errorClass, string) {
