@@ -14,6 +14,7 @@ import (
 	"net/textproto"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -296,9 +297,25 @@ func classifyRest(err error) (errorClass, string) {
 	return errUnknown, ""
 }
 
+// cutStatusLine reports whether text is net/http's complaint about a status line that
+// is the beginning of a good one: the connection was closed in the middle of it, which
+// is no other fault than one closed before it.
+func cutStatusLine(text string) bool {
+	if quoted, ok := strings.CutPrefix(text, "malformed HTTP response "); ok {
+		line, err := strconv.Unquote(quoted)
+		return err == nil && line != "" && (strings.HasPrefix("HTTP/1.1", line) || strings.HasPrefix("HTTP/1.0", line))
+	}
+	quoted, ok := strings.CutPrefix(text, "malformed HTTP status code ")
+	code, err := strconv.Unquote(quoted)
+	return ok && err == nil && len(code) < 3 && strings.Trim(code, "0123456789") == ""
+}
+
 func classifyText(err error) (errorClass, string) {
 	for ; err != nil; err = errors.Unwrap(err) {
 		text := err.Error()
+		if cutStatusLine(text) {
+			return errTransient, "connection closed before the response"
+		}
 		for _, e := range netHTTPErrors {
 			if strings.HasPrefix(text, e.prefix) {
 				return e.class, e.phrase
