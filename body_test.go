@@ -1262,3 +1262,38 @@ func TestTheLogAgainstAModel(t *testing.T) {
 		}
 	})
 }
+
+// HTTP/2 does so at times when the connection fails under an upload.
+func TestABodyThatTheBaseReadsAfterItClosedItIsTheConnectionsFault(t *testing.T) {
+	t.Parallel()
+	var got []string
+	base := roundTrip(func(req *http.Request) (*http.Response, error) {
+		if len(got) == 0 {
+			got = append(got, "closed")
+			_ = req.Body.Close()
+			_, err := req.Body.Read(make([]byte, 1))
+			return nil, fmt.Errorf("write: %w", err)
+		}
+		b, err := io.ReadAll(req.Body)
+		got = append(got, string(b))
+		_ = req.Body.Close()
+		require.NoError(t, err)
+		return answer(200)(req)
+	})
+	for name, body := range map[string]io.Reader{
+		"without GetBody": track("hello"),
+		"with GetBody":    nil,
+	} {
+		got = nil
+		req := request(t, http.MethodPut, body)
+		if body == nil {
+			req.Body = track("hello")
+			req.GetBody = func() (io.ReadCloser, error) { return track("hello"), nil }
+			req.ContentLength = 5
+		}
+		resp, err := retrip.New(base, retries()...).RoundTrip(req)
+		require.NoError(t, err, name)
+		finish(t, resp)
+		require.Equal(t, []string{"closed", "hello"}, got, name)
+	}
+}

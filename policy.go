@@ -219,6 +219,10 @@ func classifyOurs(err error) (errorClass, string) {
 	if timeout, ok := errors.AsType[*attemptTimeoutError](err); ok {
 		return errTransient, timeout.phrase()
 	}
+	if errors.Is(err, errBodyClosed) {
+		// HTTP/2 closes the body when the connection fails, and at times reads it once more.
+		return errTransient, "connection failed while the request was sent"
+	}
 	if isType[*OpenError](err) {
 		return errLocal, "refused by the breaker of a Transport below"
 	}
