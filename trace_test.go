@@ -1079,3 +1079,32 @@ func TestSecretsStaySecret(t *testing.T) {
 		})
 	}
 }
+
+func TestAFailureThatComesAfterTheCallerCancelledIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]retrip.Policy{
+		"default policy": retrip.DefaultPolicy,
+		"own policy":     func(retrip.Attempt) bool { panic("the policy is asked although the caller has cancelled") },
+	} {
+		for status, told := range map[int]int{500: 1, 429: 1, 200: 0, 404: 0} {
+			ctx, cancel := context.WithCancel(t.Context())
+			var gaveUp []retrip.GaveUpInfo
+			base := roundTrip(func(req *http.Request) (*http.Response, error) {
+				cancel()
+				return answer(status)(req)
+			})
+			rt := retrip.New(base, retrip.WithPolicy(policy), retrip.WithTrace(&retrip.Trace{
+				GaveUp: func(info retrip.GaveUpInfo) { gaveUp = append(gaveUp, info) },
+			}))
+			resp, err := rt.RoundTrip(request(t, http.MethodGet, nil).WithContext(ctx))
+			require.NoError(t, err, name)
+			require.Equal(t, status, resp.StatusCode)
+			finish(t, resp)
+			require.Len(t, gaveUp, told, "%s, status %d", name, status)
+			for _, info := range gaveUp {
+				require.Equal(t, retrip.ReasonCancelled, info.Reason)
+				require.NoError(t, info.Err)
+			}
+		}
+	}
+}

@@ -520,10 +520,9 @@ func (c *call) judge() Reason {
 	if c.fault {
 		return ReasonBody
 	}
-	if c.err != nil {
-		if reason := c.ended(); reason != 0 {
-			return reason
-		}
+	if reason := c.ended(); reason != 0 {
+		c.wanted = c.outcome > answered // nobody is asked any more; the hooks hear of a failure
+		return reason
 	}
 	if c.s.policy == nil || !c.s.policy(a) {
 		return ReasonPolicy
