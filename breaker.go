@@ -160,7 +160,7 @@ type HostStats struct {
 	Until time.Time // the end of the cool-down if State is Open
 	Trips int       // times in a row that the breaker opened without closing
 
-	Requests  uint64 // calls of RoundTrip
+	Requests  uint64 // calls of RoundTrip, those excepted whose context had ended before
 	Attempts  uint64 // calls of the base that have returned
 	FirstTry  uint64 // requests answered at the first attempt
 	Recovered uint64 // requests answered at a later one
