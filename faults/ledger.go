@@ -29,6 +29,10 @@ type Call struct {
 	Body   []byte // nil: none
 	Stream bool   // the body comes without GetBody and without a length
 	Answer int    // bytes of the answer's body
+
+	// Through is what the bytes of a Stream pass through on their way; nil: nothing.
+	// An io.Closer in its place is closed with the body.
+	Through func(io.Reader) io.Reader
 }
 
 // An Outcome is what the caller got: an answer, which is right in every byte, or an
@@ -53,6 +57,9 @@ func Do(ctx context.Context, client *http.Client, url string, c Call) (out Outco
 	switch {
 	case c.Stream:
 		body = struct{ io.Reader }{bytes.NewReader(c.Body)}
+		if c.Through != nil {
+			body = c.Through(body)
+		}
 	case c.Body != nil:
 		body = bytes.NewReader(c.Body)
 	}
@@ -250,6 +257,26 @@ func (l *Ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set(sumField, e.Sum)
 	w.Header().Set("Content-Length", strconv.Itoa(n))
 	_, _ = w.Write(Pattern(e.ID, n))
+}
+
+// Arrived writes down a request that something else will answer, or nothing.
+func (l *Ledger) Arrived(r *http.Request) error {
+	return l.write(event{ID: r.Header.Get(idField), Key: r.Header.Get(retrip.KeyHeader)})
+}
+
+// Forget makes room: what a call did is no longer known, and a request of it that
+// still arrives is taken to be the first. A Ledger's file is left as it is.
+func (l *Ledger) Forget(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.entries, id)
+}
+
+// Len returns how many calls are known.
+func (l *Ledger) Len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.entries)
 }
 
 // Check returns an error for each way in which the outcome of a call does not agree
