@@ -4,6 +4,7 @@
 FUZZTIME ?= 10s
 BENCH    ?= .
 COUNT    ?= 1
+DURATION ?= 3m
 
 # A go.work beside the checkout would change what is resolved, and forbids -modfile.
 export GOWORK := off
@@ -14,10 +15,10 @@ tool := go tool -modfile="$(CURDIR)/tools/go.mod"
 
 .DEFAULT_GOAL := check
 .NOTPARALLEL:
-.PHONY: check help cgo gofmt vet staticcheck tidy fuzz memory test bench vuln
+.PHONY: check help cgo gofmt vet staticcheck tidy fuzz memory bench-check soak-check test benchmarks bench bench-docs soak vuln
 
 # What can fail fast comes first; the tests come last, so that their result ends the output.
-check: cgo gofmt vet staticcheck tidy fuzz memory test ## everything CI runs (the default)
+check: cgo gofmt vet staticcheck tidy fuzz memory bench-check soak-check test ## everything CI runs (the default)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' Makefile
@@ -47,8 +48,26 @@ memory: ## what can be measured only without the race detector
 test: cgo ## go test with the race detector, in random order
 	$(each) go test -race -shuffle=on ./...
 
-bench: ## the root's benchmarks: BENCH=regexp COUNT=n
+benchmarks: ## the root's benchmarks: BENCH=regexp COUNT=n
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) .
+
+bench: ## retrip beside its peers, under 5 minutes
+	go run -C bench .
+
+# Asserts what does not depend on time; prints the rest.
+bench-check:
+	go run -C bench . -quick -check
+
+bench-docs: ## write what bench and the behaviours print to docs/bench.md
+	mkdir -p docs
+	(go run -C bench . && go run -C bench . -behaviour) >docs/bench.md.new
+	mv docs/bench.md.new docs/bench.md
+
+soak: cgo ## random faults under the race detector: DURATION=3m
+	go run -C faults -race ./soak -duration $(DURATION)
+
+soak-check: cgo
+	go run -C faults -race ./soak -duration 20s
 
 vuln: ## govulncheck; needs the vulnerability database, so it is not part of check
 	$(each) $(tool) govulncheck ./...
