@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -83,6 +85,9 @@ func behaviours(w io.Writer, o behaviourOptions) error {
 				results[i][c.name] = b.of(c)
 			}
 		}
+	}
+	if program, err := raceProgram(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(program))
 	}
 	return writeBehaviours(w, rows, results, o.strict)
 }

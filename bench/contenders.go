@@ -185,8 +185,9 @@ var contenders = []contender{
 		name:   "resty",
 		module: "resty.dev/v3",
 		how: "A v3 client behind a function that makes the request anew as a resty request, body not parsed, with its three stock retry " +
-			"conditions. Its breaker is one for all hosts. It has no budget and no keys.",
-		offers: offersRetries | offersPolicy | offersBreaker | offersAttemptTimeout | offersHook | offersLog | offersRetryAfter,
+			"conditions. Its breaker is one for all hosts. It logs " +
+			"nothing of a retry but in a dump of everything for debugging. It has no budget and no keys.",
+		offers: offersRetries | offersPolicy | offersBreaker | offersAttemptTimeout | offersHook | offersRetryAfter,
 		new:    newResty,
 	},
 }
@@ -379,9 +380,6 @@ func newResty(base http.RoundTripper, c config) http.RoundTripper {
 	client.SetRetryCount(c.retries).SetRetryWaitTime(c.base).SetRetryMaxWaitTime(c.limit).SetResponseDoNotParse(true).
 		AddRetryConditions(resty.RetryConditionStatusTooManyRequests, resty.RetryConditionStatus5XX, resty.RetryConditionStatusZero)
 	client.SetLogger(printer{io.Discard})
-	if c.log != nil {
-		client.SetLogger(printer{c.log}).SetDebug(true)
-	}
 	if c.attemptTimeout > 0 {
 		client.SetTimeout(c.attemptTimeout)
 	}

@@ -22,13 +22,13 @@ func loopback(workers int, method string) measure {
 		name: fmt.Sprintf("%s over loopback, %d at once", what, workers),
 		doc:  "Client and server share the machine; the connections are there before. More a second is better.",
 		run: func(b *bench) (table, error) {
-			t := table{head: []string{"", "a second", "times bare", "p50", "p99", "p99, times bare"}}
+			t := table{head: []string{"", "a second", "times bare", "p50", "p99", "p99, times bare", "allocations, server's too"}}
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				_, _ = io.WriteString(w, "hello")
 			}))
 			defer server.Close()
-			rate, p50, p99 := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
+			rate, p50, p99, allocs := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
 			clients := make(map[string]http.RoundTripper)
 			for _, c := range contenders {
 				base := &http.Transport{MaxIdleConnsPerHost: workers}
@@ -41,10 +41,14 @@ func loopback(workers int, method string) measure {
 			for round := range b.rounds {
 				for i := range contenders {
 					c := contenders[(i+round)%len(contenders)]
+					var before, after runtime.MemStats
+					runtime.ReadMemStats(&before)
 					all, err := load(clients[c.name], server.URL, method, workers, 2*b.slice)
 					if err != nil {
 						return t, fmt.Errorf("loopback: %s: %w", c.name, err)
 					}
+					runtime.ReadMemStats(&after)
+					allocs[c.name] = append(allocs[c.name], float64(after.Mallocs-before.Mallocs)/float64(len(all)))
 					rate[c.name] = append(rate[c.name], float64(len(all))/(2*b.slice).Seconds())
 					p50[c.name] = append(p50[c.name], median(all))
 					p99[c.name] = append(p99[c.name], quantile(all, 0.99))
@@ -54,6 +58,7 @@ func loopback(workers int, method string) measure {
 				t.rows = append(t.rows, []string{
 					c.name, fmt.Sprintf("%.0f", median(rate[c.name])), times(ratios(rate[c.name], rate["bare"])),
 					nanoseconds(median(p50[c.name])), nanoseconds(median(p99[c.name])), times(ratios(p99[c.name], p99["bare"])),
+					fmt.Sprintf("%.0f", median(allocs[c.name])),
 				})
 			}
 			return t, nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"time"
 
@@ -70,7 +71,7 @@ func (o operation) run(b *bench) (table, error) {
 		r := rows[e.name]
 		t.rows = append(t.rows, []string{
 			e.name, nanoseconds(median(r.ns)), times(ratios(r.ns, bare.ns)), size(median(r.bytes)),
-			fmt.Sprintf("%.0f", median(r.allocs)), fmt.Sprintf("%+.0f", median(r.allocs)-median(bare.allocs)),
+			fmt.Sprintf("%.0f", median(r.allocs)), fmt.Sprintf("%+.0f", math.Round(median(r.allocs)-median(bare.allocs))+0),
 		})
 	}
 	if o.claim != nil {
@@ -131,6 +132,23 @@ var byHand = contender{
 	},
 }
 
+// breakers are the contenders that have a breaker which is off unless asked for.
+func breakers() []contender {
+	var all []contender
+	for _, c := range contenders {
+		if c.name == "heimdall" || c.name == "resty" {
+			plain := c.new
+			c.name += " + breaker"
+			c.new = func(base http.RoundTripper, cfg config) http.RoundTripper {
+				cfg.breaker = &idle
+				return plain(base, cfg)
+			}
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
 func zipf(rt http.RoundTripper, from int) func(int) error {
 	requests, order := hostRequests(), hostOrder()
 	return func(n int) error {
@@ -157,9 +175,10 @@ func needsBreaker(c contender) string {
 
 var operations = []operation{
 	{
-		name: "GET that succeeds",
-		doc:  "One goroutine over a stub: what is added when nothing goes wrong.",
-		loop: func(c contender) func(int) error { return gets(c.new(stub, noFailures)) },
+		name:  "GET that succeeds",
+		doc:   "One goroutine over a stub: what is added when nothing goes wrong.",
+		loop:  func(c contender) func(int) error { return gets(c.new(stub, noFailures)) },
+		extra: breakers(),
 		claim: func(rows map[string]row) []claim {
 			return []claim{atMost("allocations added to a GET that succeeds", added(rows, "retrip"), 0.1)}
 		},

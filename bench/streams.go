@@ -20,8 +20,8 @@ func uploads(size int64) measure {
 		doc: "A PUT whose body has neither a known length nor GetBody, over loopback: the time until the server has the first byte, " +
 			"and the most that the live heap grew meanwhile.",
 		run: func(b *bench) (table, error) {
-			t := table{head: []string{"", "first byte", "times bare", "whole upload", "peak heap", "over bare"}}
-			first, whole, peak := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
+			t := table{head: []string{"", "first byte", "times bare", "whole upload", "peak heap", "over bare", "allocations, server's too"}}
+			first, whole, peak, allocs := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
 			rounds := max(3, b.rounds/2)
 			for round := range rounds {
 				for i := range contenders {
@@ -33,12 +33,14 @@ func uploads(size int64) measure {
 					first[c.name] = append(first[c.name], float64(u.first.Nanoseconds()))
 					whole[c.name] = append(whole[c.name], float64(u.whole.Nanoseconds()))
 					peak[c.name] = append(peak[c.name], float64(u.peak))
+					allocs[c.name] = append(allocs[c.name], float64(u.allocs))
 				}
 			}
 			for _, c := range contenders {
 				t.rows = append(t.rows, []string{
 					c.name, nanoseconds(median(first[c.name])), times(ratios(first[c.name], first["bare"])),
 					nanoseconds(median(whole[c.name])), difference(median(peak[c.name])), difference(median(peak[c.name]) - median(peak["bare"])),
+					fmt.Sprintf("%.0f", median(allocs[c.name])),
 				})
 			}
 			b.claims = append(b.claims, atMost(fmt.Sprintf("MiB of heap over bare for a stream of %d MiB", size>>20),
@@ -59,6 +61,7 @@ func difference(b float64) string {
 type uploaded struct {
 	first, whole time.Duration
 	peak         int64
+	allocs       uint64
 }
 
 // pattern is a body of bytes that follow from their place.
@@ -123,11 +126,15 @@ func upload(c contender, size int64) (u uploaded, err error) {
 	want := sumOf(size)
 	runtime.GC()
 	before := heap()
+	var m0, m1 runtime.MemStats
+	runtime.ReadMemStats(&m0)
 	stop := watchHeap(&u.peak)
 	start = time.Now()
 	err = put(size)
 	u.whole = time.Since(start)
 	stop()
+	runtime.ReadMemStats(&m1)
+	u.allocs = m1.Mallocs - m0.Mallocs
 	u.first, u.peak = time.Duration(first.Load()), max(0, u.peak-before)
 	if err == nil && got != want {
 		err = fmt.Errorf("the server got other bytes")
