@@ -27,6 +27,10 @@ func take(loop func(n int) error, n int) (sample, error) {
 	}, err
 }
 
+// leastOperations is how many a slice has at least, so that what its goroutines cost to
+// start is no part of what one operation does.
+const leastOperations = 5000
+
 // calibrate finds how many operations take about d.
 func calibrate(loop func(n int) error, d time.Duration) (int, error) {
 	for n := 64; ; n *= 4 {
@@ -35,7 +39,7 @@ func calibrate(loop func(n int) error, d time.Duration) (int, error) {
 			return 0, err
 		}
 		if took := time.Since(start); took > d/8 || n > 1<<28 {
-			return max(64, int(float64(n)*float64(d)/float64(took))), nil
+			return max(leastOperations, int(float64(n)*float64(d)/float64(took))), nil
 		}
 	}
 }
