@@ -113,20 +113,26 @@ func run(args []string, out, talk io.Writer) int {
 	if *rounds > 0 {
 		b.rounds = *rounds
 	}
-	if err := b.run(w, talk, pattern); err != nil {
+	var chosen []measure
+	for _, m := range measures() {
+		if pattern.MatchString(m.name) {
+			chosen = append(chosen, m)
+		}
+	}
+	if len(chosen) == 0 {
+		return usage(fmt.Errorf("-run %s: no measure has such a name", pattern))
+	}
+	if err := b.run(w, talk, chosen); err != nil {
 		fmt.Fprintf(talk, "bench: %v\n", err)
 		return 1
 	}
 	return b.verdict(talk, *check)
 }
 
-func (b *bench) run(w io.Writer, talk io.Writer, only *regexp.Regexp) error {
+func (b *bench) run(w io.Writer, talk io.Writer, chosen []measure) error {
 	header(w)
 	start := time.Now()
-	for _, m := range measures() {
-		if !only.MatchString(m.name) {
-			continue
-		}
+	for _, m := range chosen {
 		fmt.Fprintf(talk, "%4.0f s  %s\n", time.Since(start).Seconds(), m.name)
 		t, err := m.run(b)
 		if err != nil {
@@ -140,6 +146,10 @@ func (b *bench) run(w io.Writer, talk io.Writer, only *regexp.Regexp) error {
 
 // verdict prints the claims.
 func (b *bench) verdict(talk io.Writer, check bool) int {
+	if check && len(b.claims) == 0 {
+		fmt.Fprintln(talk, "bench: -check: nothing is claimed of these measures")
+		return 2
+	}
 	status := 0
 	for _, c := range b.claims {
 		if !c.holds() {
@@ -185,8 +195,10 @@ func header(w io.Writer) {
 	fmt.Fprintf(w, "# retrip beside its peers\n\n")
 	fmt.Fprintf(w, "Measured by `go run -C bench .` on %s, %d cores, %s, %s/%s, on %s.\n\n", cpu(), runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH,
 		time.Now().UTC().Format("2 January 2006"))
-	fmt.Fprint(w, "Contenders take turns, round by round, in an order that turns too. Figures are medians over the rounds. \"Times bare\" is the "+
-		"median of the ratios to the bare base within each round, with the least and the greatest: ratios carry over to other machines, times do not.\n\n")
+	fmt.Fprint(w, "## How to read this\n\nContenders take turns, round by round, in an order that turns too. Figures are medians over the rounds. \"Times bare\" is the "+
+		"median of the ratios to the bare base within each round, with the least and the greatest: ratios carry over to other machines, times do not. CPU "+
+		"is the processor time of the whole process, the collector's included, and suffers less than time from what else the machine does. "+
+		"Bytes and allocations are those of one operation; \"over bare\" is what is added to the bare base's.\n\n## Contenders\n\n")
 	versions := make(map[string]string)
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range info.Deps {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -102,32 +103,45 @@ func load(rt http.RoundTripper, url, method string, workers int, d time.Duration
 // connections counts what is dialled when every other answer is a failure.
 var connections = measure{
 	name: "Connections, every other answer a 503 of 4 KiB",
-	doc:  "200 GETs over loopback by one worker and by 16. The least possible is one for each worker.",
+	doc:  "200 GETs over loopback by one worker and by 16, the fewest of some tries. One for each worker is enough.",
 	run: func(b *bench) (table, error) {
 		t := table{head: []string{"", "1 worker", "16 workers", "attempts"}}
 		for _, c := range contenders {
-			one, _, err := dialled(c, 1)
+			one, _, err := fewestDialled(c, 1)
 			if err != nil {
 				return t, fmt.Errorf("connections: %s: %w", c.name, err)
 			}
-			many, attempts, err := dialled(c, 16)
+			many, attempts, err := fewestDialled(c, 16)
 			if err != nil {
 				return t, fmt.Errorf("connections: %s: %w", c.name, err)
 			}
 			t.rows = append(t.rows, []string{c.name, fmt.Sprint(one), fmt.Sprint(many), fmt.Sprint(attempts)})
 			if c.name == "retrip" {
-				// net/http itself at times dials one more than it needs, when a connection comes
-				// back at the wrong moment.
 				b.claims = append(b.claims, atMost("connections of one worker among failures", float64(one), 1),
-					atMost("connections of 16 workers among failures", float64(many), 20))
+					atMost("connections of 16 workers among failures", float64(many), 16))
 			}
 		}
 		return t, nil
 	},
 }
 
-func dialled(c contender, workers int) (conns, attempts int, err error) {
-	return dialledFor(c, workers, 200)
+// fewestDialled tries again while there are more connections than workers: net/http
+// dials one too many when a connection comes back at the wrong moment, bare included,
+// and more of them on a busy machine. Who leaves bodies unread has too many each time.
+func fewestDialled(c contender, workers int) (conns, attempts int, err error) {
+	for try := range 10 {
+		n, calls, err := dialledFor(c, workers, 200)
+		if err != nil {
+			return 0, 0, err
+		}
+		if try == 0 || n < conns {
+			conns, attempts = n, calls
+		}
+		if conns <= workers || conns > 200 { // or one for each failure
+			break
+		}
+	}
+	return conns, attempts, nil
 }
 
 func dialledFor(c contender, workers, requests int) (conns, attempts int, err error) {
@@ -176,7 +190,10 @@ var waiting = measure{
 		bytesOf, goroutines := map[string][]float64{}, map[string][]float64{}
 		for range b.weighings {
 			for _, c := range contenders {
-				weight, n, err := weigh(c, b.waiting)
+				weight, n, err := weigh(c, b.waiting, 2*time.Second)
+				for pause := 4 * time.Second; errors.Is(err, errLate) && pause <= 16*time.Second; pause *= 2 {
+					weight, n, err = weigh(c, b.waiting, pause)
+				}
 				if err != nil {
 					return t, fmt.Errorf("waiting: %s: %w", c.name, err)
 				}
@@ -187,14 +204,18 @@ var waiting = measure{
 		for _, c := range contenders {
 			t.rows = append(t.rows, []string{c.name, size(median(bytesOf[c.name])), times(ratios(bytesOf[c.name], bytesOf["bare"])), fmt.Sprintf("%.2f", median(goroutines[c.name]))})
 		}
-		b.claims = append(b.claims, atMost("goroutines of a waiting request, the caller's own included", median(goroutines["retrip"]), 1.1),
+		b.claims = append(b.claims, atMost("goroutines that a waiting request adds", median(goroutines["retrip"])-median(goroutines["bare"]), 0.1),
 			// The least: a stack is doubled by chance, never halved.
 			atMost("bytes of a waiting request, times bare", quantile(ratios(bytesOf["retrip"], bytesOf["bare"]), 0), 1.25))
 		return t, nil
 	},
 }
 
-func weigh(c contender, n int) (weight, goroutines float64, err error) {
+// errLate says that pauses may have ended before all requests were in theirs.
+var errLate = errors.New("the pause was too short for a machine this busy")
+
+// weigh has n requests pause; peers that cannot be cancelled have it waited out.
+func weigh(c contender, n int, pause time.Duration) (weight, goroutines float64, err error) {
 	var called atomic.Int64
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -214,7 +235,6 @@ func weigh(c contender, n int) (weight, goroutines float64, err error) {
 		_ = once(base, newRequest(http.MethodGet, server.URL, nil)) // the connections are there before
 	}
 	called.Store(0)
-	const pause = 4 * time.Second // peers that cannot be cancelled have it waited out
 	rt := c.new(base, config{retries: 1, base: pause, limit: pause + 1, failing: true})
 	requests := make([]*http.Request, n)
 	for i := range requests {
@@ -224,6 +244,7 @@ func weigh(c contender, n int) (weight, goroutines float64, err error) {
 	}
 	before, goBefore := inUse()
 	var all sync.WaitGroup
+	end := time.Now().Add(pause * 3 / 4)
 	for _, req := range requests {
 		all.Go(func() {
 			resp, err := rt.RoundTrip(req)
@@ -240,18 +261,18 @@ func weigh(c contender, n int) (weight, goroutines float64, err error) {
 			}
 		})
 	}
-	for end := time.Now().Add(pause / 2); called.Load() < int64(n); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			cancel()
-			all.Wait()
-			return 0, 0, fmt.Errorf("%d of %d requests called the base", called.Load(), n)
-		}
+	for called.Load() < int64(n) && time.Now().Before(end) {
+		time.Sleep(time.Millisecond)
 	}
 	time.Sleep(50 * time.Millisecond) // they are on their way to their pause
 	after, goAfter := inUse()
+	late := time.Now().After(end)
 	cancel()
 	all.Wait()
 	runtime.KeepAlive(requests)
+	if late {
+		return 0, 0, errLate
+	}
 	return float64(after-min(before, after)) / float64(n), float64(goAfter-goBefore) / float64(n), nil
 }
 
@@ -274,13 +295,10 @@ var hostMemory = measure{
 				continue
 			}
 			rt := c.new(stub, hostsConfig)
-			requests := hostRequests()
+			hostRequests() // are there before
 			before, _ := inUse()
-			for _, req := range requests {
-				r := *req
-				if err := once(rt, &r); err != nil {
-					return t, fmt.Errorf("hosts: %s: %w", c.name, err)
-				}
+			if err := visit(rt); err != nil {
+				return t, fmt.Errorf("hosts: %s: %w", c.name, err)
 			}
 			after, _ := inUse()
 			runtime.KeepAlive(rt)

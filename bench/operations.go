@@ -28,7 +28,7 @@ type operation struct {
 }
 
 // A row is what was measured of one contender.
-type row struct{ ns, bytes, allocs []float64 }
+type row struct{ ns, cpu, bytes, allocs []float64 }
 
 func (o operation) measure() measure { return measure{o.name, o.doc, o.run} }
 
@@ -38,7 +38,7 @@ func (o operation) run(b *bench) (table, error) {
 		loop func(int) error
 		n    int
 	}
-	t := table{head: []string{"", "time", "times bare", "bytes", "allocations", "over bare"}}
+	t := table{head: []string{"", "time", "times bare", "CPU, times bare", "bytes", "allocations", "over bare"}}
 	var entries []entry
 	for _, c := range append(append([]contender{}, contenders...), o.extra...) {
 		if o.skip != nil {
@@ -63,15 +63,15 @@ func (o operation) run(b *bench) (table, error) {
 				return t, fmt.Errorf("%s: %s: %w", o.name, e.name, err)
 			}
 			r := rows[e.name]
-			rows[e.name] = row{append(r.ns, s.ns), append(r.bytes, s.bytes), append(r.allocs, s.allocs)}
+			rows[e.name] = row{append(r.ns, s.ns), append(r.cpu, s.cpu), append(r.bytes, s.bytes), append(r.allocs, s.allocs)}
 		}
 	}
 	bare := rows["bare"]
 	for _, e := range entries {
 		r := rows[e.name]
 		t.rows = append(t.rows, []string{
-			e.name, nanoseconds(median(r.ns)), times(ratios(r.ns, bare.ns)), size(median(r.bytes)),
-			fmt.Sprintf("%.0f", median(r.allocs)), fmt.Sprintf("%+.0f", math.Round(median(r.allocs)-median(bare.allocs))+0),
+			e.name, nanoseconds(median(r.ns)), times(ratios(r.ns, bare.ns)), times(ratios(r.cpu, bare.cpu)), size(median(r.bytes)),
+			fmt.Sprintf("%.0f", median(r.allocs)), fmt.Sprintf("%+.0f", added(rows, e.name)),
 		})
 	}
 	if o.claim != nil {
@@ -80,9 +80,10 @@ func (o operation) run(b *bench) (table, error) {
 	return t, nil
 }
 
-// added is how many allocations a contender adds to bare.
+// added is how many allocations a contender adds to bare, in whole numbers: the runtime's
+// own, of which there is one in some thousand operations, are not its.
 func added(rows map[string]row, name string) float64 {
-	return median(rows[name].allocs) - median(rows["bare"].allocs)
+	return math.Round(median(rows[name].allocs)-median(rows["bare"].allocs)) + 0 // never -0
 }
 
 // noFailures is for what succeeds at once: the defaults stay.
@@ -166,6 +167,17 @@ func zipf(rt http.RoundTripper, from int) func(int) error {
 // hostsConfig asks for a breaker that remembers all hosts.
 var hostsConfig = config{retries: 3, base: time.Millisecond, limit: time.Second, breaker: &breaker{failures: 5, cooldown: 10 * time.Second, hosts: manyHosts}}
 
+// visit sends one request to each host.
+func visit(rt http.RoundTripper) error {
+	for _, req := range hostRequests() {
+		r := *req // contenders share them
+		if err := once(rt, &r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func needsBreaker(c contender) string {
 	if c.name != "bare" && !c.has(offersBreaker) {
 		return "not offered"
@@ -180,7 +192,7 @@ var operations = []operation{
 		loop:  func(c contender) func(int) error { return gets(c.new(stub, noFailures)) },
 		extra: breakers(),
 		claim: func(rows map[string]row) []claim {
-			return []claim{atMost("allocations added to a GET that succeeds", added(rows, "retrip"), 0.1)}
+			return []claim{atMost("allocations added to a GET that succeeds", added(rows, "retrip"), 0)}
 		},
 	},
 	{
@@ -191,7 +203,7 @@ var operations = []operation{
 			return spread(64, func(int) func(int) error { return gets(rt) })
 		},
 		claim: func(rows map[string]row) []claim {
-			return []claim{atMost("allocations added to a GET among 64 goroutines", added(rows, "retrip"), 0.5)}
+			return []claim{atMost("allocations added to a GET among 64 goroutines", added(rows, "retrip"), 0)}
 		},
 	},
 	{

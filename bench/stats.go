@@ -8,20 +8,21 @@ import (
 )
 
 // A sample is what one operation cost, on average over a slice of them.
-type sample struct{ ns, bytes, allocs float64 }
+type sample struct{ ns, cpu, bytes, allocs float64 }
 
 // take measures n operations.
 func take(loop func(n int) error, n int) (sample, error) {
 	runtime.GC() // what another slice left is not this one's
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	start := time.Now()
+	used, start := cpuTime(), time.Now()
 	err := loop(n)
-	took := time.Since(start)
+	took, used := time.Since(start), cpuTime()-used
 	runtime.ReadMemStats(&after)
 	per := 1 / float64(n)
 	return sample{
 		ns:     float64(took.Nanoseconds()) * per,
+		cpu:    float64(used.Nanoseconds()) * per,
 		bytes:  float64(after.TotalAlloc-before.TotalAlloc) * per,
 		allocs: float64(after.Mallocs-before.Mallocs) * per,
 	}, err
