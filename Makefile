@@ -15,7 +15,7 @@ tool := go tool -modfile="$(CURDIR)/tools/go.mod"
 
 .DEFAULT_GOAL := check
 .NOTPARALLEL:
-.PHONY: check help cgo gofmt vet staticcheck tidy fuzz memory bench-check soak-check test benchmarks bench bench-docs soak vuln
+.PHONY: check help cgo gofmt vet staticcheck tidy fuzz memory bench-check soak-check test benchmarks bench bench-docs bench-deliver soak services vuln
 
 # What can fail fast comes first; the tests come last, so that their result ends the output.
 check: cgo gofmt vet staticcheck tidy fuzz memory bench-check soak-check test ## everything CI runs (the default)
@@ -62,6 +62,15 @@ bench-docs: ## write what bench and the behaviours print to docs/bench.md
 	mkdir -p docs
 	(go run -C bench . && go run -C bench . -behaviour) >docs/bench.md.new
 	mv docs/bench.md.new docs/bench.md
+
+# PostgreSQL takes part if RETRIP_TEST_POSTGRES names one: eval "$(.ci/services start)".
+bench-deliver: ## write how fast deliveries are to docs/deliver.md
+	go run -C deliver ./bench >docs/deliver.md.new
+	mv docs/deliver.md.new docs/deliver.md
+
+services: ## start what tests talk to; prints the variables that they find it by, and how to stop it
+	@.ci/services start
+	@echo "# eval what is above; .ci/services stop ends it"
 
 soak: cgo ## random faults under the race detector: DURATION=3m
 	go run -C faults -race ./soak -duration $(DURATION)
