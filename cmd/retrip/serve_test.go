@@ -1,0 +1,141 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestServeDeliversShowsThePanelAndStopsWhenAttemptsHaveEnded(t *testing.T) {
+	onEngines(t, func(t *testing.T, r tool) {
+		called, release := make(chan struct{}, 1), make(chan struct{})
+		to := receive(t, func(http.ResponseWriter, *http.Request) {
+			called <- struct{}{}
+			<-release
+		})
+		r.ok("dest", "put", "acme", to.URL)
+		c, panel := r.serve()
+		require.Equal(t, "slow\n", r.run("x", "send", "--to", "acme", "--id", "slow").out)
+		<-called
+
+		resp, err := http.Get(panel)
+		require.NoError(t, err)
+		page, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, http.StatusOK, resp.StatusCode)
+		require.Contains(t, string(page), "acme")
+
+		require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+		c.await(t, "stopping: waiting for the attempts under way")
+		require.Equal(t, "sending", objects(t, r.ok("status", "slow", "--json"))[0]["state"])
+		close(release)
+		c.await(t, "stopped")
+		require.Zero(t, c.exit(t))
+		require.Equal(t, "delivered", objects(t, r.ok("status", "slow", "--json"))[0]["state"])
+		require.Equal(t, 1, to.count("slow"))
+	})
+}
+
+func TestTwoServingProcessesShareADatabase(t *testing.T) {
+	onEngines(t, func(t *testing.T, r tool) {
+		to := receive(t, nil)
+		r.ok("dest", "put", "acme", to.URL)
+		first, _ := r.serve("--workers", "4")
+		second, _ := r.serve("--workers", "4")
+		const events = 20
+		for i := range events {
+			require.Zero(t, r.run("x", "send", "--to", "acme", "--id", fmt.Sprint(i)).code)
+		}
+		for i := range events {
+			until(t, "delivery", func() bool {
+				return objects(t, r.ok("status", fmt.Sprint(i), "--json"))[0]["state"] == "delivered"
+			})
+			require.Equal(t, 1, to.count(fmt.Sprint(i)))
+		}
+		for _, c := range []child{first, second} {
+			require.NoError(t, c.Process.Signal(syscall.SIGINT))
+		}
+		require.Zero(t, first.exit(t))
+		require.Zero(t, second.exit(t))
+	})
+}
+
+func TestADeadLetterOfServeIsReplayedByTheCommand(t *testing.T) {
+	onEngines(t, func(t *testing.T, r tool) {
+		mended := make(chan struct{})
+		to := receive(t, func(w http.ResponseWriter, _ *http.Request) {
+			select {
+			case <-mended:
+			default:
+				w.WriteHeader(http.StatusInternalServerError)
+				_, _ = io.WriteString(w, "\x1b[31mbroken")
+			}
+		})
+		r.ok("dest", "put", "acme", to.URL)
+		r.serve()
+		r.run("x", "send", "--to", "acme", "--id", "one", "--schedule", "100ms,100ms")
+		until(t, "death", func() bool { return len(lines(r.ok("dlq", "ls"))) == 1 })
+		row := lines(r.ok("dlq", "ls"))[0]
+		require.Equal(t, []string{"one", "acme"}, row[1:3])
+		require.Equal(t, []string{"exhausted", "3", "of", "3", "500", "Internal", "Server", "Error"}, row[5:])
+		require.Contains(t, r.ok("dlq", "show", row[0]), `"\x1b[31mbroken"`)
+		require.Len(t, objects(t, r.ok("status", "one", "--json"))[0]["attempts"], 3)
+		require.Contains(t, r.ok("status", "one"), "OUTCOME")
+
+		close(mended)
+		require.Zero(t, r.run("", "dlq", "replay", row[0]).code)
+		until(t, "delivery", func() bool {
+			all := objects(t, r.ok("status", "one", "--json"))
+			return all[0]["state"] == "replayed" && all[1]["state"] == "delivered"
+		})
+		require.Equal(t, 4, to.count("one"))
+	})
+}
+
+func TestASecondSignalEndsServeAtOnce(t *testing.T) {
+	r := onSQLite(t)
+	called, release := make(chan struct{}, 1), make(chan struct{})
+	to := receive(t, func(http.ResponseWriter, *http.Request) {
+		called <- struct{}{}
+		<-release
+	})
+	defer close(release)
+	r.ok("dest", "put", "acme", to.URL)
+	c, _ := r.serve()
+	r.run("x", "send", "--to", "acme")
+	<-called
+	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+	c.await(t, "stopping")
+	start := time.Now()
+	until(t, "its end", func() bool {
+		return c.Process.Signal(syscall.SIGTERM) != nil || len(c.lines) > 0 || time.Since(start) > time.Second
+	})
+	require.Equal(t, -1, c.exit(t), "by the signal")
+}
+
+func TestServeCutsOffWhatOutlastsTheGrace(t *testing.T) {
+	r := onSQLite(t)
+	called, release := make(chan struct{}, 1), make(chan struct{})
+	to := receive(t, func(http.ResponseWriter, *http.Request) {
+		called <- struct{}{}
+		<-release
+	})
+	defer close(release)
+	r.ok("dest", "put", "acme", to.URL)
+	c, _ := r.serve("--grace", "200ms")
+	r.run("x", "send", "--to", "acme", "--id", "one")
+	<-called
+	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+	line := c.await(t, "retrip: ")
+	require.True(t, strings.HasPrefix(line, "retrip: attempts under way were cut off, and will be made again"), line)
+	require.Equal(t, exitFailed, c.exit(t))
+	state := objects(t, r.ok("status", "one", "--json"))[0]
+	require.NotContains(t, []any{"delivered", "dead"}, state["state"])
+}
