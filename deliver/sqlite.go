@@ -50,10 +50,13 @@ func OpenSQLite(path string, opts ...Option) (*Client[*sql.Tx], error) {
 			ctx, cancel := context.WithCancelCause(ctx)
 			timer := time.AfterFunc(sqliteBusy, func() { cancel(errSQLiteBusy) })
 			tx, err := db.BeginTx(ctx, nil)
-			if timer.Stop(); err != nil {
-				if errors.Is(context.Cause(ctx), errSQLiteBusy) {
-					err = errSQLiteBusy
+			if !timer.Stop() { // too late even if it began: the cancellation takes it along
+				if err == nil {
+					_ = tx.Rollback()
 				}
+				err = errSQLiteBusy
+			}
+			if err != nil {
 				cancel(nil)
 				return nil, nil, err
 			}
