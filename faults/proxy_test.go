@@ -203,23 +203,24 @@ func TestAHalfOpenConnectionCostsAnAttempt(t *testing.T) {
 		t.Cleanup(base.CloseIdleConnections)
 		opts := []retrip.Option{retrip.WithMaxAttempts(20)}
 		if w == http1 {
-			opts = append(opts, retrip.WithAttemptTimeout(250*time.Millisecond))
+			opts = append(opts, retrip.WithAttemptTimeout(time.Second))
 		} else {
 			// The end of an attempt is not the end of its HTTP/2 connection: only a ping
 			// finds out that nobody is there.
 			base.HTTP2 = &http.HTTP2Config{SendPingTimeout: 50 * time.Millisecond, PingTimeout: 2 * time.Second}
 		}
-		client := newClient(base, opts...)
-		out, err := k.do(t, client, l, "http://"+r.addr, "before")
+		out, err := k.do(t, newClient(base), l, "http://"+r.addr, "before")
 		require.NoError(t, err)
 		require.True(t, succeeded(out), "%+v", out)
 
 		r.freeze()
-		out, err = k.do(t, client, l, "http://"+r.addr, "call")
+		out, err = k.do(t, newClient(base, opts...), l, "http://"+r.addr, "call")
 		require.NoError(t, err)
 		if k.again {
 			require.True(t, succeeded(out) && out.Attempts > 1, "%+v", out)
-			require.Equal(t, 1, l.Of("call").Work)
+			// On a busy machine an attempt's second may be over although it arrived.
+			require.GreaterOrEqual(t, l.Of("call").Work, 1)
+			require.Less(t, l.Of("call").Work, out.Attempts)
 		}
 		if k.bare() {
 			require.Error(t, out.Err)

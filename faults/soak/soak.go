@@ -43,6 +43,7 @@ type soak struct {
 	late      atomic.Int64 // hooks that were called all the same
 	leftAlive int          // goroutines
 	leftOpen  int          // connections
+	bodies    atomic.Int64 // response bodies of the base that are open
 	strays    int          // calls that reached a server after their check
 
 	mu    sync.Mutex
@@ -109,6 +110,7 @@ func (s *soak) open() error {
 	if s.below != nil {
 		base = s.below(base)
 	}
+	base = &openBodies{base: base, n: &s.bodies}
 	// Default quota and breaker, in a hurry.
 	breaker := retrip.DefaultBreaker()
 	breaker.Cooldowns = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond}
@@ -249,6 +251,9 @@ func (s *soak) audit() {
 	if n := s.started(); int64(all.requests) != n || int64(all.accounted()) != n {
 		s.complain("%d requests were started, %d ended, %d with an answer or an honest error", n, all.requests, all.accounted())
 	}
+	if n := s.bodies.Load(); n != 0 {
+		s.complain("%d response bodies of the base were never closed", n)
+	}
 	s.auditHosts(hosts)
 	if err := s.auditHeap(); err != nil {
 		s.complain("%w", err)
@@ -273,6 +278,13 @@ func (s *soak) auditHosts(hosts map[string]*count) {
 			s.complain("%s: the breaker is %v and was last told to be %v; %d changes did not follow from the one before",
 				name, h.State, m.state, m.wrong)
 		}
+	}
+	opened := 0
+	for _, m := range s.moves {
+		opened += m.opened
+	}
+	if opened == 0 && s.took > 10*time.Second && len(s.sites) > 5 {
+		s.complain("no breaker ever opened, in weather that opens many")
 	}
 	if len(stats) != len(hosts) {
 		s.complain("Hosts tells of %d hosts, and there are %d", len(stats), len(hosts))
@@ -335,4 +347,36 @@ func total(rows map[string]*count) (sum count) {
 		sum.add(*c)
 	}
 	return sum
+}
+
+// openBodies counts the response bodies of a base that are not closed yet.
+type openBodies struct {
+	base http.RoundTripper
+	n    *atomic.Int64
+}
+
+func (o *openBodies) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := o.base.RoundTrip(req)
+	if err == nil && resp.Body != http.NoBody {
+		o.n.Add(1)
+		resp.Body = &openBody{ReadCloser: resp.Body, n: o.n}
+	}
+	return resp, err
+}
+
+func (o *openBodies) CloseIdleConnections() {
+	if c, ok := o.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+type openBody struct {
+	io.ReadCloser
+	n    *atomic.Int64
+	once sync.Once
+}
+
+func (b *openBody) Close() error {
+	b.once.Do(func() { b.n.Add(-1) })
+	return b.ReadCloser.Close()
 }
