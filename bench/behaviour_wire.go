@@ -376,7 +376,7 @@ func secretive() *http.Request {
 
 var behavioursOfSecrets = []behaviour{
 	{
-		group: "Secrets", name: "the error of several attempts holds none", rule: "RFC 9110 17.9, 17.16", right: "none", needs: retrying,
+		group: "Secrets", name: "the error of several attempts holds none", rule: "RFC 9110 17.9, 17.16; http.Client adds the URL to its own", right: "none", needs: retrying | offersRoundTripper,
 		ask: func(p *probe) (string, bool) {
 			_, err := p.wrap(play(fail(errRefused))).RoundTrip(secretive())
 			return fmt.Sprint(err), err != nil && !strings.Contains(err.Error(), "s3cret")
@@ -401,6 +401,9 @@ var behavioursOfRaces = []behaviour{
 	race("a caller who cancels at any time", "cancel"),
 }
 
+// notMeasured begins what is said of a row that cannot be asked here.
+const notMeasured = "not measured: "
+
 // raceEnv names the scene that a child plays, and the contender.
 const raceEnv = "RETRIP_BENCH_RACE"
 
@@ -410,7 +413,7 @@ func race(name, scene string) behaviour {
 		ask: func(p *probe) (string, bool) {
 			program, err := raceProgram()
 			if err != nil {
-				return "not measured: " + err.Error(), p.module == "" || !strings.HasPrefix(p.name, "retrip")
+				return notMeasured + err.Error(), false
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), behaviourTime-time.Second)
 			defer cancel()
@@ -437,6 +440,7 @@ var raceProgram = sync.OnceValues(func() (string, error) {
 	program := filepath.Join(dir, "bench")
 	out, err := exec.Command("go", "build", "-race", "-o", program, ".").CombinedOutput()
 	if err != nil {
+		_ = os.RemoveAll(dir)
 		return "", fmt.Errorf("it cannot be built with the race detector here: %s", shorten(string(out), 100))
 	}
 	return program, nil

@@ -56,6 +56,7 @@ const (
 	offersBreaker
 	offersHostBreakers // a breaker for each host
 	offersAttemptTimeout
+	offersHeaderTimeout // one that ends with the answer's header, not http.Client's, which covers its body
 	offersBudget
 	offersKey
 	offersHook
@@ -80,7 +81,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 const retripOffers = offersRetries | offersRoundTripper | offersPolicy | offersBreaker | offersHostBreakers |
-	offersAttemptTimeout | offersBudget | offersKey | offersHook | offersLog | offersRetryAfter
+	offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersKey | offersHook | offersLog | offersRetryAfter
 
 // contenders are measured beside each other, in this order.
 var contenders = []contender{
@@ -144,9 +145,9 @@ var contenders = []contender{
 	{
 		name:   "rehttp",
 		module: "github.com/PuerkitoBio/rehttp",
-		how: "`NewTransport` with ExpJitterDelay. What to retry is the caller's to write; here the statuses 429, 500, 502, 503, 504, and " +
-			"errors of idempotent methods. It has no Retry-After, no breaker, no budget, no keys.",
-		offers: offersRetries | offersRoundTripper | offersAttemptTimeout | offersHook,
+		how: "`NewTransport` with ExpJitterDelay. What to retry is the caller's to write; here the statuses 429, 500, 502, 503, 504 and " +
+			"errors, of idempotent methods. It has no Retry-After, no breaker, no budget, no keys.",
+		offers: offersRetries | offersRoundTripper | offersAttemptTimeout | offersHeaderTimeout | offersHook,
 		new:    newRehttp,
 	},
 	{
@@ -154,7 +155,7 @@ var contenders = []contender{
 		module: "github.com/failsafe-go/failsafe-go",
 		how: "`failsafehttp.NewRoundTripper` with its NewRetryPolicyBuilder, WithBackoff and ReturnLastFailure; a Timeout policy " +
 			"inside where an attempt has a limit. It has no keys.",
-		offers: offersRetries | offersRoundTripper | offersPolicy | offersAttemptTimeout | offersBudget | offersHook | offersRetryAfter,
+		offers: offersRetries | offersRoundTripper | offersPolicy | offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersHook | offersRetryAfter,
 		new: func(base http.RoundTripper, c config) http.RoundTripper {
 			return failsafehttp.NewRoundTripper(base, failsafePolicies(c, nil)...)
 		},
@@ -162,9 +163,9 @@ var contenders = []contender{
 	{
 		name:   "failsafe-go + breaker",
 		module: "github.com/failsafe-go/failsafe-go",
-		how: "The same with one circuitbreaker inside the retries (a failure is an error or a 5xx) and AbortOnErrors(ErrOpen). The " +
+		how: "The same with one circuitbreaker inside the retries (a failure is an error other than a cancellation, or a 5xx) and AbortOnErrors(ErrOpen). The " +
 			"breaker is one for all hosts.",
-		offers: offersRetries | offersRoundTripper | offersPolicy | offersBreaker | offersAttemptTimeout | offersBudget | offersHook | offersRetryAfter,
+		offers: offersRetries | offersRoundTripper | offersPolicy | offersBreaker | offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersHook | offersRetryAfter,
 		new: func(base http.RoundTripper, c config) http.RoundTripper {
 			b := c.breaker
 			if b == nil {
@@ -260,10 +261,8 @@ func newRehttp(base http.RoundTripper, c config) http.RoundTripper {
 	})
 	retry := rehttp.RetryAll(
 		rehttp.RetryMaxRetries(c.retries),
-		rehttp.RetryAny(
-			rehttp.RetryStatuses(429, 500, 502, 503, 504),
-			rehttp.RetryAll(rehttp.RetryHTTPMethods("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"), failed),
-		),
+		rehttp.RetryHTTPMethods("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"),
+		rehttp.RetryAny(rehttp.RetryStatuses(429, 500, 502, 503, 504), failed),
 	)
 	if inner := retry; c.hook != nil {
 		retry = func(a rehttp.Attempt) bool { c.hook(); return inner(a) }
@@ -300,7 +299,9 @@ func failsafePolicies(c config, b *breaker) []failsafe.Policy[*http.Response] {
 	policies := []failsafe.Policy[*http.Response]{retry.Build()}
 	if b != nil {
 		policies = append(policies, circuitbreaker.NewBuilder[*http.Response]().
-			HandleIf(func(resp *http.Response, err error) bool { return err != nil || resp != nil && resp.StatusCode >= 500 }).
+			HandleIf(func(resp *http.Response, err error) bool {
+				return err != nil && !errors.Is(err, context.Canceled) || resp != nil && resp.StatusCode >= 500
+			}).
 			WithFailureThreshold(uint(b.failures)).
 			WithSuccessThreshold(1).
 			WithDelay(b.cooldown).

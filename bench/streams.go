@@ -18,7 +18,7 @@ func uploads(size int64) measure {
 	return measure{
 		name: fmt.Sprintf("Upload of %d MiB as a stream", size>>20),
 		doc: "A PUT whose body has neither a known length nor GetBody, over loopback: the time until the server has the first byte, " +
-			"and the most that the live heap grew meanwhile.",
+			"and the most that the heap grew meanwhile, garbage included. The first byte depends on the scheduler's mood: mind the spread.",
 		run: func(b *bench) (table, error) {
 			t := table{head: []string{"", "first byte", "times bare", "whole upload", "peak heap", "over bare", "allocations, server's too"}}
 			first, whole, peak, allocs := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
