@@ -93,10 +93,11 @@ func TestANoticeIsGivenAgainUntilItIsTaken(t *testing.T) {
 		require.NoError(t, c.Close())
 
 		// Another process takes it over.
+		p.wake(t)
 		heard := deliver.NotifierFunc(func(_ context.Context, n deliver.Notice) error { second.Store(n); return nil })
 		c = p.open(t, one, deliver.WithNotifier(heard))
 		require.NoError(t, c.Start(t.Context()))
-		until(t, "the next", func() bool { p.wake(t); return second.Load() != nil })
+		until(t, "the next", func() bool { return second.Load() != nil })
 		require.Equal(t, first.Load(), second.Load(), "with the same id")
 	})
 }

@@ -93,13 +93,24 @@ func (p place) tryOpen(opts ...deliver.Option) (client, error) {
 		deliver.WithAllowedNetworks(netip.MustParsePrefix("127.0.0.0/8")),
 		deliver.WithSchedule("", deliver.Steps(50*time.Millisecond, 50*time.Millisecond)),
 		deliver.WithLogger(slog.New(slog.DiscardHandler)),
-		deliver.WithPolling(25 * time.Millisecond),
+		deliver.WithPolling(p.poll()),
 		deliver.WithWorkers(20),
 	}, opts...)
 	if p.engine == "sqlite" {
 		return notNil(deliver.OpenSQLite(p.dsn, opts...))
 	}
 	return notNil(deliver.OpenPostgres(context.Background(), p.dsn, opts...))
+}
+
+// slow says that the engine is SQLite under the race detector: tests then do less of it.
+func (p place) slow() bool { return many[p.engine] < 1000 }
+
+// poll leaves a slow engine time for something else.
+func (p place) poll() time.Duration {
+	if p.slow() {
+		return 150 * time.Millisecond
+	}
+	return 25 * time.Millisecond
 }
 
 func notNil[T any](c *deliver.Client[T], err error) (client, error) {

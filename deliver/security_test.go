@@ -288,6 +288,9 @@ func TestSQLInAFilterOrAnIDIsText(t *testing.T) {
 		evil := []string{
 			`'OR'1'='1`, `'--`, `"OR""="`, `');DROP/**/TABLE/**/river_job;--`, `@destination`, `$1`, `:event`, `?`, `%`, `_`, `acme%`, `\`, `''`, `{{x}}`, `/*TEMPLATE:schema*/`,
 		}
+		if p.slow() {
+			evil = evil[:5]
+		}
 		for _, s := range evil {
 			for name, f := range map[string]deliver.Filter{
 				"destination": {Destination: s}, "event": {EventID: s}, "reason": {Reason: deliver.Reason(s)}, "both": {Destination: s, EventID: s, Reason: deliver.Reason(s)},

@@ -100,12 +100,14 @@ func TestEachAnswerHasItsConsequence(t *testing.T) {
 		want := map[string]deliver.Reason{"certificate": deliver.ReasonExhausted, "refused": deliver.ReasonExhausted}
 		urls := map[string]string{"certificate": strange.URL, "refused": closed.URL}
 		for reason, codes := range map[deliver.Reason][]int{
-			"":                       {200, 201, 202, 204, 226, 299},
-			deliver.ReasonExhausted:  {300, 301, 302, 303, 304, 307, 308, 408, 409, 421, 423, 425, 429, 500, 501, 502, 503, 504, 507, 511, 599},
-			deliver.ReasonPermanent:  {400, 401, 402, 403, 404, 405, 406, 413, 415, 418, 422, 424, 451, 499},
-			deliver.ReasonGone:       {410},
-			deliver.ReasonWorkerLost: nil,
+			"":                      {200, 201, 202, 204, 226, 299},
+			deliver.ReasonExhausted: {300, 301, 302, 303, 304, 307, 408, 421, 423, 425, 500, 501, 502, 503, 504, 507, 511, 599, 308, 409, 429},
+			deliver.ReasonPermanent: {400, 401, 402, 403, 404, 405, 406, 413, 415, 418, 422, 424, 451, 499},
+			deliver.ReasonGone:      {410},
 		} {
+			if p.slow() {
+				codes = codes[max(len(codes)-3, 0):]
+			}
 			for _, code := range codes {
 				want[fmt.Sprint(code)], urls[fmt.Sprint(code)] = reason, fmt.Sprint(r.URL, "/", code)
 			}
@@ -145,7 +147,7 @@ func TestEachAnswerHasItsConsequence(t *testing.T) {
 		require.Contains(t, only(t, c, "certificate").LastError(), "certificate")
 		require.Empty(t, elsewhere.all(), "redirects are not followed")
 		require.Equal(t, "it answered 410 Gone", get(t, c, "410").Disabled)
-		require.Empty(t, get(t, c, "404").Disabled)
+		require.Empty(t, get(t, c, "499").Disabled)
 
 		// Nothing goes to who wanted no more, until the operator says so.
 		send(t, c, "more", "410")
@@ -177,7 +179,7 @@ func TestADestinationThatAsksForItIsLeftAlone(t *testing.T) {
 		type bounds struct{ least, most time.Duration }
 		const s, day = time.Second, 24 * time.Hour
 		step := bounds{3 * time.Minute, 3 * time.Minute} // the schedule's, which is longer than asked for
-		for id, want := range map[string]struct{ delivery, destination bounds }{
+		table := map[string]struct{ delivery, destination bounds }{
 			"429-1000":               {bounds{1000 * s, 1000 * s}, bounds{1000 * s, 1000 * s}},
 			"503-date":               {bounds{1000 * s, 1000 * s}, bounds{1000 * s, 1000 * s}},
 			"500-1000":               {bounds{1000 * s, 1000 * s}, bounds{1000 * s, 1000 * s}},
@@ -192,9 +194,12 @@ func TestADestinationThatAsksForItIsLeftAlone(t *testing.T) {
 			"503-0":                  {step, bounds{}},
 			"503":                    {step, bounds{}},
 			"404-1000":               {bounds{}, bounds{}},
-		} {
+		}
+		for id := range table {
 			put(t, c, id, r.URL+"/"+id)
 			send(t, c, id, id)
+		}
+		for id, want := range table {
 			var got deliver.Status
 			until(t, "an attempt", func() bool { got = only(t, c, id); return len(got.Attempts) == 1 })
 			if strings.HasPrefix(id, "404") {
@@ -212,7 +217,9 @@ func TestADestinationThatAsksForItIsLeftAlone(t *testing.T) {
 			paused := d.PausedUntil.Sub(got.Attempts[0].At)
 			require.GreaterOrEqual(t, paused, want.destination.least-s/2, id)
 			require.LessOrEqual(t, paused, want.destination.most+30*s, id)
-			require.Contains(t, c.Destinations().Describe(d), "paused until", id)
+			if want.destination.least > 30*s { // it may be over
+				require.Contains(t, c.Destinations().Describe(d), "paused until", id)
+			}
 		}
 	})
 }
