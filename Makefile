@@ -65,7 +65,8 @@ bench-docs: ## write what bench and the behaviours print to docs/bench.md
 	(go run -C bench . && go run -C bench . -behaviour) >docs/bench.md.new
 	mv docs/bench.md.new docs/bench.md
 
-# PostgreSQL takes part if RETRIP_TEST_POSTGRES names one: eval "$(.ci/services start)".
+# PostgreSQL takes part if RETRIP_TEST_POSTGRES names one. The one of .ci/services has fsync off,
+# which is quick for tests and no measure of anything else.
 bench-deliver: ## write how fast deliveries are to docs/deliver.md
 	go run -C deliver ./bench >docs/deliver.md.new
 	mv docs/deliver.md.new docs/deliver.md

@@ -123,7 +123,7 @@ func run(ctx context.Context, w io.Writer, quick bool) error {
 		{"CPU of an idle process", func(e engine) (string, error) { return idle(ctx, e, time.Duration(20/scale+2)*time.Second) }},
 	}
 	fmt.Fprintf(w, "# Deliveries, measured\n\nBy `make bench-deliver` on %d cores, %s, %s/%s, on %s; sender, receiver and database share the machine. "+
-		"Payloads have 1 KiB; each commit reaches the disk.\n\n| |", runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH, time.Now().UTC().Format("2 January 2006"))
+		"Payloads have 1 KiB; each commit reaches the disk, if the server's fsync is on.\n\n| |", runtime.NumCPU(), runtime.Version(), runtime.GOOS, runtime.GOARCH, time.Now().UTC().Format("2 January 2006"))
 	for _, e := range engines {
 		fmt.Fprintf(w, " %s |", e.name)
 	}
