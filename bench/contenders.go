@@ -34,7 +34,6 @@ type config struct {
 	breaker        *breaker      // nil: the contender's default, if it has one
 	failing        bool          // more requests fail than a default breaker or quota lets pass; nil breaker then never opens
 	key            bool          // add an Idempotency-Key to a POST
-	hook           func()        // called at each attempt or each retry
 	log            io.Writer     // nil: none; else all that the contender logs
 }
 
@@ -59,7 +58,6 @@ const (
 	offersHeaderTimeout // one that ends with the answer's header, not http.Client's, which covers its body
 	offersBudget
 	offersKey
-	offersHook
 	offersLog
 	offersRetryAfter
 )
@@ -81,7 +79,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 func (f roundTrip) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 const retripOffers = offersRetries | offersRoundTripper | offersPolicy | offersBreaker | offersHostBreakers |
-	offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersKey | offersHook | offersLog | offersRetryAfter
+	offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersKey | offersLog | offersRetryAfter
 
 // contenders are measured beside each other, in this order.
 var contenders = []contender{
@@ -126,7 +124,7 @@ var contenders = []contender{
 		module: "github.com/hashicorp/go-retryablehttp",
 		how: "`StandardClient().Transport`, its own CheckRetry and Backoff, no logger; with PassthroughErrorHandler, since its default keeps " +
 			"the last response from the caller, and an inner client that leaves redirects alone. It has no breaker, no budget, no keys.",
-		offers: offersRetries | offersRoundTripper | offersPolicy | offersAttemptTimeout | offersHook | offersLog | offersRetryAfter,
+		offers: offersRetries | offersRoundTripper | offersPolicy | offersAttemptTimeout | offersLog | offersRetryAfter,
 		new: func(base http.RoundTripper, c config) http.RoundTripper {
 			client := retryablehttp.NewClient()
 			client.Logger = nil
@@ -136,9 +134,6 @@ var contenders = []contender{
 			client.HTTPClient = &http.Client{Transport: base, Timeout: c.attemptTimeout, CheckRedirect: stay}
 			client.RetryMax, client.RetryWaitMin, client.RetryWaitMax = c.retries, c.base, c.limit
 			client.ErrorHandler = retryablehttp.PassthroughErrorHandler
-			if c.hook != nil {
-				client.RequestLogHook = func(retryablehttp.Logger, *http.Request, int) { c.hook() }
-			}
 			return client.StandardClient().Transport
 		},
 	},
@@ -147,7 +142,7 @@ var contenders = []contender{
 		module: "github.com/PuerkitoBio/rehttp",
 		how: "`NewTransport` with ExpJitterDelay. What to retry is the caller's to write; here the statuses 429, 500, 502, 503, 504 and " +
 			"errors, of idempotent methods. It has no Retry-After, no breaker, no budget, no keys.",
-		offers: offersRetries | offersRoundTripper | offersAttemptTimeout | offersHeaderTimeout | offersHook,
+		offers: offersRetries | offersRoundTripper | offersAttemptTimeout | offersHeaderTimeout,
 		new:    newRehttp,
 	},
 	{
@@ -155,7 +150,7 @@ var contenders = []contender{
 		module: "github.com/failsafe-go/failsafe-go",
 		how: "`failsafehttp.NewRoundTripper` with its NewRetryPolicyBuilder, WithBackoff and ReturnLastFailure; a Timeout policy " +
 			"inside where an attempt has a limit. It has no keys.",
-		offers: offersRetries | offersRoundTripper | offersPolicy | offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersHook | offersRetryAfter,
+		offers: offersRetries | offersRoundTripper | offersPolicy | offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersRetryAfter,
 		new: func(base http.RoundTripper, c config) http.RoundTripper {
 			return failsafehttp.NewRoundTripper(base, failsafePolicies(c, nil)...)
 		},
@@ -165,7 +160,7 @@ var contenders = []contender{
 		module: "github.com/failsafe-go/failsafe-go",
 		how: "The same with one circuitbreaker inside the retries (a failure is an error other than a cancellation, or a 5xx) and AbortOnErrors(ErrOpen). The " +
 			"breaker is one for all hosts.",
-		offers: offersRetries | offersRoundTripper | offersPolicy | offersBreaker | offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersHook | offersRetryAfter,
+		offers: offersRetries | offersRoundTripper | offersPolicy | offersBreaker | offersAttemptTimeout | offersHeaderTimeout | offersBudget | offersRetryAfter,
 		new: func(base http.RoundTripper, c config) http.RoundTripper {
 			b := c.breaker
 			if b == nil {
@@ -179,7 +174,7 @@ var contenders = []contender{
 		module: "github.com/gojek/heimdall/v7",
 		how: "`httpclient.Client.Do` behind a function, pauses in whole milliseconds; `hystrix.Client` where a breaker is asked for: one for " +
 			"all hosts, opened by a percentage of failures. It retries every method on any 5xx, and has no Retry-After, no budget, no keys.",
-		offers: offersRetries | offersPolicy | offersBreaker | offersAttemptTimeout | offersHook,
+		offers: offersRetries | offersPolicy | offersBreaker | offersAttemptTimeout,
 		new:    newHeimdall,
 	},
 	{
@@ -188,7 +183,7 @@ var contenders = []contender{
 		how: "A v3 client behind a function that makes the request anew as a resty request, body not parsed, with its three stock retry " +
 			"conditions. Its breaker is one for all hosts. It logs " +
 			"nothing of a retry but in a dump of everything for debugging. It has no budget and no keys.",
-		offers: offersRetries | offersPolicy | offersBreaker | offersAttemptTimeout | offersHook | offersRetryAfter,
+		offers: offersRetries | offersPolicy | offersBreaker | offersAttemptTimeout | offersRetryAfter,
 		new:    newResty,
 	},
 }
@@ -232,9 +227,6 @@ func retripOptions(c config) []retrip.Option {
 	if !c.key {
 		opts = append(opts, retrip.WithIdempotencyKey(nil))
 	}
-	if c.hook != nil {
-		opts = append(opts, retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.Attempt) { c.hook() }}))
-	}
 	if c.log != nil {
 		opts = append(opts, retrip.WithLogger(slog.New(slog.NewTextHandler(c.log, &slog.HandlerOptions{Level: slog.LevelDebug}))))
 	}
@@ -264,9 +256,6 @@ func newRehttp(base http.RoundTripper, c config) http.RoundTripper {
 		rehttp.RetryHTTPMethods("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"),
 		rehttp.RetryAny(rehttp.RetryStatuses(429, 500, 502, 503, 504), failed),
 	)
-	if inner := retry; c.hook != nil {
-		retry = func(a rehttp.Attempt) bool { c.hook(); return inner(a) }
-	}
 	delay := rehttp.ConstDelay(0)
 	switch {
 	case c.base > 0 && c.jitter:
@@ -292,9 +281,6 @@ func failsafePolicies(c config, b *breaker) []failsafe.Policy[*http.Response] {
 	}
 	if c.budget > 0 {
 		retry = retry.WithMaxDuration(c.budget)
-	}
-	if c.hook != nil {
-		retry = retry.OnRetry(func(failsafe.ExecutionEvent[*http.Response]) { c.hook() })
 	}
 	policies := []failsafe.Policy[*http.Response]{retry.Build()}
 	if b != nil {
@@ -330,9 +316,6 @@ func newHeimdall(base http.RoundTripper, c config) http.RoundTripper {
 	}
 	if c.breaker == nil {
 		h := httpclient.NewClient(httpclient.WithHTTPClient(client), httpclient.WithRetryCount(c.retries), httpclient.WithRetrier(retrier))
-		if c.hook != nil {
-			h.AddPlugin(heimdallHook(c.hook))
-		}
 		return roundTrip(h.Do)
 	}
 	h := hystrix.NewClient(
@@ -346,17 +329,8 @@ func newHeimdall(base http.RoundTripper, c config) http.RoundTripper {
 		hystrix.WithErrorPercentThreshold(100),
 		hystrix.WithSleepWindow(int(c.breaker.cooldown.Milliseconds())),
 	)
-	if c.hook != nil {
-		h.AddPlugin(heimdallHook(c.hook))
-	}
 	return roundTrip(h.Do)
 }
-
-type heimdallHook func()
-
-func (f heimdallHook) OnRequestStart(*http.Request)               { f() }
-func (f heimdallHook) OnRequestEnd(*http.Request, *http.Response) {}
-func (f heimdallHook) OnError(*http.Request, error)               {}
 
 // A seeker gives resty the io.ReadSeeker that it needs to send a body again. It is
 // what its users have who pass a bytes.Reader.
@@ -383,9 +357,6 @@ func newResty(base http.RoundTripper, c config) http.RoundTripper {
 	client.SetLogger(printer{io.Discard})
 	if c.attemptTimeout > 0 {
 		client.SetTimeout(c.attemptTimeout)
-	}
-	if c.hook != nil {
-		client.AddRetryHooks(func(*resty.Response, error) { c.hook() })
 	}
 	if b := c.breaker; b != nil {
 		client.SetCircuitBreaker(resty.NewCircuitBreakerCount(uint64(b.failures), 1, b.cooldown))
