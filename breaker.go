@@ -162,12 +162,14 @@ type HostStats struct {
 
 	Requests  uint64 // calls of RoundTrip, those excepted whose context had ended before
 	Attempts  uint64 // calls of the base that have returned
+	Retries   uint64 // those among them that were not a request's first
 	FirstTry  uint64 // requests answered at the first attempt
 	Recovered uint64 // requests answered at a later one
 	Refused   uint64 // attempts refused by the breaker
 
-	Tokens float64   // in the quota's bucket
-	Used   time.Time // when an attempt was last asked for
+	Tokens   float64   // in the quota's bucket
+	Capacity float64   // of the bucket; 0 without a quota
+	Used     time.Time // when an attempt was last asked for
 }
 
 // Hosts returns the hosts that the Transport remembers and their state at the time
@@ -283,6 +285,7 @@ type host struct {
 	window    [windowParts]windowPart
 	requests  uint64
 	attempts  uint64
+	retries   uint64
 	firstTry  uint64
 	recovered uint64
 	refused   uint64
@@ -300,6 +303,7 @@ type slot struct {
 type ticket struct {
 	era    uint32
 	serial uint32 // 0: not a probe
+	moves  bool   // changes of the host's state are waiting to be told
 }
 
 func (t ticket) probe() bool { return t.serial != 0 }
@@ -357,12 +361,14 @@ func (t *hosts) admit(name string, first bool, now time.Duration, hooks *setting
 		h.requests++
 	}
 	if h.state == Closed {
-		k := ticket{era: h.era}
+		k := ticket{era: h.era, moves: h.moves != nil}
 		t.mu.Unlock()
 		return h, k, nil
 	}
 	defer t.mu.Unlock()
-	return t.admitProbeLocked(h, now, hooks)
+	k, err := t.admitProbeLocked(h, now, hooks)
+	k.moves = h.moves != nil
+	return h, k, err
 }
 
 func (t *hosts) fold(name string) string {
@@ -415,11 +421,11 @@ func (t *hosts) forgetLocked(now time.Duration) {
 	}
 }
 
-func (t *hosts) admitProbeLocked(h *host, now time.Duration, hooks *settings) (*host, ticket, error) {
+func (t *hosts) admitProbeLocked(h *host, now time.Duration, hooks *settings) (ticket, error) {
 	if h.state == Open {
 		if now < h.until {
 			h.refused++
-			return h, ticket{}, &OpenError{Host: h.name, Until: t.epoch.Add(h.until)}
+			return ticket{}, &OpenError{Host: h.name, Until: t.epoch.Add(h.until)}
 		}
 		t.moveLocked(h, HalfOpen, now, hooks)
 	}
@@ -428,11 +434,11 @@ func (t *hosts) admitProbeLocked(h *host, now time.Duration, hooks *settings) (*
 	h.slots = slices.DeleteFunc(h.slots, func(s slot) bool { return s.since <= lost })
 	if len(h.slots) >= t.breaker.Probes {
 		h.refused++
-		return h, ticket{}, &OpenError{Host: h.name, Until: t.epoch.Add(h.slots[0].since + t.cooldown(h))}
+		return ticket{}, &OpenError{Host: h.name, Until: t.epoch.Add(h.slots[0].since + t.cooldown(h))}
 	}
 	h.serial++
 	h.slots = append(h.slots, slot{h.serial, now})
-	return h, ticket{h.era, h.serial}, nil
+	return ticket{era: h.era, serial: h.serial}, nil
 }
 
 // cooldown is the one that h is in, or was in last.
@@ -448,11 +454,16 @@ func (t *hosts) refuses(h *host, at time.Duration) bool {
 }
 
 // settle takes an attempt's result. number is the attempt's, or 0 if it never
-// reached the base; refund says that a success gives its token back.
-func (t *hosts) settle(h *host, k ticket, o outcome, number int, refund bool, now time.Duration, hooks *settings) {
+// reached the base; refund says that a success gives its token back. It reports
+// whether changes of the host's state are waiting to be told.
+func (t *hosts) settle(h *host, k ticket, o outcome, number int, refund bool, now time.Duration, hooks *settings) (moves bool) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if number > 0 {
 		h.attempts++
+	}
+	if number > 1 {
+		h.retries++
 	}
 	if o == answered {
 		t.creditLocked(h, number == 1, refund)
@@ -460,7 +471,7 @@ func (t *hosts) settle(h *host, k ticket, o outcome, number int, refund bool, no
 	if t.breaker != nil && k.era == h.era && (k.probe() || o != neutral) {
 		t.judgeLocked(h, k, o, now, hooks)
 	}
-	t.mu.Unlock()
+	return h.moves != nil
 }
 
 func (t *hosts) judgeLocked(h *host, k ticket, o outcome, now time.Duration, hooks *settings) {
@@ -650,8 +661,11 @@ func (t *hosts) snapshot() ([]*host, []HostStats) {
 	for i, h := range all {
 		stats[i] = HostStats{
 			State: h.state, Trips: int(h.trips),
-			Requests: h.requests, Attempts: h.attempts, FirstTry: h.firstTry, Recovered: h.recovered, Refused: h.refused,
+			Requests: h.requests, Attempts: h.attempts, Retries: h.retries, FirstTry: h.firstTry, Recovered: h.recovered, Refused: h.refused,
 			Tokens: float64(h.level) / token, Used: t.epoch.Add(h.used),
+		}
+		if t.limits != nil {
+			stats[i].Capacity = float64(t.limits.capacity) / token
 		}
 		if h.state == Open {
 			stats[i].Until = t.epoch.Add(h.until)

@@ -1264,7 +1264,7 @@ func TestTheZeroTransportKnowsNoHosts(t *testing.T) {
 
 func TestHostStatsCountRequestsAndAttempts(t *testing.T) {
 	t.Parallel()
-	type counts struct{ requests, attempts, firstTry, recovered, refused uint64 }
+	type counts struct{ requests, attempts, retries, firstTry, recovered, refused uint64 }
 	keyed := func(t *testing.T) *http.Request { return request(t, http.MethodPost, strings.NewReader("hello")) }
 	for _, tt := range []struct {
 		name     string
@@ -1273,13 +1273,13 @@ func TestHostStatsCountRequestsAndAttempts(t *testing.T) {
 		req      func(*testing.T) *http.Request // nil: a plain GET
 		want     counts
 	}{
-		{"at once", []step{answer(200)}, 2, nil, counts{2, 2, 2, 0, 0}},
-		{"an answer is what the host has to say", []step{answer(404)}, 1, nil, counts{1, 1, 1, 0, 0}},
-		{"at the third attempt", []step{answer(503), fail(io.EOF), answer(200)}, 1, nil, counts{1, 3, 0, 1, 0}},
-		{"never", []step{answer(500)}, 1, nil, counts{1, 4, 0, 0, 0}},
-		{"refused", []step{answer(500)}, 4, nil, counts{4, 6, 0, 0, 2}},
-		{"first try asked to come again", []step{answer(413, "Retry-After", "1"), answer(200)}, 1, nil, counts{1, 2, 0, 1, 0}},
-		{"retry met its own first attempt", []step{answer(503), answer(409), answer(200)}, 1, keyed, counts{1, 3, 0, 1, 0}},
+		{"at once", []step{answer(200)}, 2, nil, counts{2, 2, 0, 2, 0, 0}},
+		{"an answer is what the host has to say", []step{answer(404)}, 1, nil, counts{1, 1, 0, 1, 0, 0}},
+		{"at the third attempt", []step{answer(503), fail(io.EOF), answer(200)}, 1, nil, counts{1, 3, 2, 0, 1, 0}},
+		{"never", []step{answer(500)}, 1, nil, counts{1, 4, 3, 0, 0, 0}},
+		{"refused", []step{answer(500)}, 4, nil, counts{4, 6, 4, 0, 0, 2}},
+		{"first try asked to come again", []step{answer(413, "Retry-After", "1"), answer(200)}, 1, nil, counts{1, 2, 1, 0, 1, 0}},
+		{"retry met its own first attempt", []step{answer(503), answer(409), answer(200)}, 1, keyed, counts{1, 3, 2, 0, 1, 0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -1295,7 +1295,8 @@ func TestHostStatsCountRequestsAndAttempts(t *testing.T) {
 					}
 				}
 				s := statsOf(t, rt, testHost)
-				require.Equal(t, tt.want, counts{s.Requests, s.Attempts, s.FirstTry, s.Recovered, s.Refused})
+				require.Equal(t, tt.want, counts{s.Requests, s.Attempts, s.Retries, s.FirstTry, s.Recovered, s.Refused})
+				require.Equal(t, 20.0, s.Capacity)
 			})
 		})
 	}

@@ -221,7 +221,7 @@ func TestATokenIsTakenBeforeThePause(t *testing.T) {
 		var before, during []float64
 		rt = retrip.New(play(answer(500), answer(500), answer(200)), noBreaker, retrip.WithBackoff(retrip.Constant(time.Second)),
 			retrip.WithTrace(&retrip.Trace{
-				Attempted: func(retrip.Attempt) { before = append(before, tokensOf(t, rt)) },
+				Attempted: func(retrip.AttemptedInfo) { before = append(before, tokensOf(t, rt)) },
 				Pausing:   func(retrip.PausingInfo) { during = append(during, tokensOf(t, rt)) },
 			}))
 		_, err := get(t, rt, testHost)
@@ -314,7 +314,7 @@ func TestARetryThatNeverReachesTheBaseGivesItsTokenBack(t *testing.T) {
 		{name: "panic while pausing", first: answer(500), panic: "boom",
 			req: hooked(&retrip.Trace{Pausing: func(retrip.PausingInfo) { panic("boom") }})},
 		{name: "panic after the first attempt", first: answer(500), panic: "boom",
-			req: hooked(&retrip.Trace{Attempted: func(retrip.Attempt) { panic("boom") }})},
+			req: hooked(&retrip.Trace{Attempted: func(retrip.AttemptedInfo) { panic("boom") }})},
 		{name: "panic before the second attempt", first: answer(500), panic: "boom",
 			req: hooked(&retrip.Trace{BreakerMoved: func(i retrip.BreakerMovedInfo) {
 				if i.To == retrip.HalfOpen {

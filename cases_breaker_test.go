@@ -62,7 +62,7 @@ func TestB34APanicGivesTheProbesSlotBack(t *testing.T) {
 			return retrip.WithPolicy(func(a retrip.Attempt) bool { trip(); return retrip.DefaultPolicy(a) })
 		}},
 		{"of a hook for attempts", "boom", answer(200), func(trip func()) retrip.Option {
-			return retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.Attempt) { trip() }})
+			return retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.AttemptedInfo) { trip() }})
 		}},
 		{"of a hook for the breaker", "boom", answer(200), func(trip func()) retrip.Option {
 			return retrip.WithTrace(&retrip.Trace{BreakerMoved: func(retrip.BreakerMovedInfo) { trip() }})

@@ -39,7 +39,7 @@ func TestB26DistrustIsFinal(t *testing.T) {
 		defer srv.Close()
 		attempts := 0
 		base := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: x509.NewCertPool()}}
-		_, err := retrip.New(base, retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.Attempt) { attempts++ }})).RoundTrip(caseTo(t, srv.URL))
+		_, err := retrip.New(base, retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.AttemptedInfo) { attempts++ }})).RoundTrip(caseTo(t, srv.URL))
 		require.Equal(t, 1, attempts)
 		require.ErrorAs(t, err, new(x509.UnknownAuthorityError))
 		require.ErrorAs(t, err, new(*tls.CertificateVerificationError))

@@ -196,7 +196,7 @@ func TestB54TheCallersRequestIsNotChanged(t *testing.T) {
 		"with an attempt timeout": {retrip.WithAttemptTimeout(time.Minute)},
 		"with a key of its own":   {retrip.WithIdempotencyKey(func(*http.Request) string { return "k" }), retrip.WithKeyHeader("X-Key")},
 		"without keys":            {retrip.WithIdempotencyKey(nil)},
-		"with hooks":              {retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.Attempt) {}})},
+		"with hooks":              {retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.AttemptedInfo) {}})},
 	}
 	for name, opts := range configs {
 		caseBubble(t, name, func(t *testing.T) {

@@ -46,7 +46,7 @@ type contractConfig struct {
 func contractConfigs() []contractConfig {
 	small, short := retrip.WithMaxBody(8), retrip.WithAttemptTimeout(time.Second)
 	trace := retrip.WithTrace(&retrip.Trace{
-		Attempted: func(retrip.Attempt) {}, Pausing: func(retrip.PausingInfo) {},
+		Attempted: func(retrip.AttemptedInfo) {}, Pausing: func(retrip.PausingInfo) {},
 		GaveUp: func(retrip.GaveUpInfo) {}, BreakerMoved: func(retrip.BreakerMovedInfo) {},
 	})
 	logger := retrip.WithLogger(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})))

@@ -133,6 +133,22 @@ func keyed(h http.Header, name string) bool {
 	return false
 }
 
+// key returns the key that was sent, or ""; of the caller's, whichever field it is in.
+func (c *call) key() string {
+	name := cmp.Or(c.s.keyHeader, KeyHeader)
+	if c.header != nil {
+		return c.header.Get(name)
+	}
+	for _, name := range []string{name, netHTTPKeyHeader} {
+		for k, v := range c.req.Header {
+			if strings.EqualFold(k, name) && len(v) > 0 {
+				return v[0]
+			}
+		}
+	}
+	return ""
+}
+
 // idempotentMethod reports whether the method is idempotent by RFC 9110 section
 // 9.2.2 or RFC 10008 (QUERY). Methods are case-sensitive; empty means GET.
 func idempotentMethod(method string) bool {

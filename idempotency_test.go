@@ -376,7 +376,7 @@ func TestHooksSeeWhetherAnAttemptCarriesAKey(t *testing.T) {
 		"not needed":       {retrip.WithMaxAttempts(1), false},
 	} {
 		saw := []bool{}
-		tr := retrip.WithTrace(&retrip.Trace{Attempted: func(a retrip.Attempt) { saw = append(saw, a.Idempotent()) }})
+		tr := retrip.WithTrace(&retrip.Trace{Attempted: func(i retrip.AttemptedInfo) { saw = append(saw, i.Attempt.Idempotent()) }})
 		_, err := unlimited(play(answer(200)), tr, c.opt).RoundTrip(request(t, http.MethodPost, nil))
 		require.NoError(t, err)
 		require.Equal(t, []bool{c.want}, saw, row)
@@ -504,7 +504,7 @@ func TestAnAttemptIsUnsentWhenTheTraceSaysSo(t *testing.T) {
 			"EOF":   io.EOF,
 		} {
 			var saw []bool
-			tr := retrip.WithTrace(&retrip.Trace{Attempted: func(a retrip.Attempt) { saw = append(saw, a.Unsent()) }})
+			tr := retrip.WithTrace(&retrip.Trace{Attempted: func(i retrip.AttemptedInfo) { saw = append(saw, i.Attempt.Unsent()) }})
 			n := sends(t, c.hooks.then(fail(failure)), bare(t), tr)
 			require.Equal(t, c.unsent, n == 2, "%s, %s", row, name)
 			require.Equal(t, c.unsent, saw[0], "%s, %s", row, name)

@@ -36,6 +36,21 @@ type Attempt struct {
 	unsent    bool
 }
 
+// Outcome names what came of the attempt in a word or a few: the status, as "503", or
+// the kind of error, as "connection refused". It repeats no text of an error and holds
+// no secret. It is empty if the attempt is still to come.
+func (a Attempt) Outcome() string {
+	switch {
+	case isType[*OpenError](a.Err):
+		return "breaker open"
+	case isType[*attemptTimeoutError](a.Err):
+		return "attempt timeout"
+	case a.Err != nil || a.Response != nil:
+		return phrase(status(a.Response), a.Err)
+	}
+	return ""
+}
+
 // A Policy reports whether an attempt's outcome is worth another attempt. It is
 // asked once for each attempt that reached the base, unless the caller has
 // cancelled the request or the caller's own body failed.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -16,8 +17,15 @@ import (
 // a response's body. A hook that panics ends its request: everything the request
 // held is given back and the panic passes through.
 type Trace struct {
+	// Attempting is called before each attempt that will reach the base. The context
+	// that it returns is the attempt's, for the base and what is below it. It must be
+	// that which it is given, or one derived from it: that is the
+	// request's for the first attempt, and the previous attempt's after it. With
+	// several Traces each gets what the one before returned.
+	Attempting func(context.Context, AttemptingInfo) context.Context
+
 	// Attempted is called after each attempt that reached the base.
-	Attempted func(Attempt)
+	Attempted func(AttemptedInfo)
 
 	// Pausing is called when another attempt was decided, before the pause.
 	Pausing func(PausingInfo)
@@ -29,6 +37,23 @@ type Trace struct {
 	// BreakerMoved is called when the breaker of a host changes its state, once for
 	// each change and in order, on a request to that host that has this Trace.
 	BreakerMoved func(BreakerMovedInfo)
+}
+
+// AttemptingInfo says which attempt comes next.
+type AttemptingInfo struct {
+	Number      int           // 1 is the first
+	Request     *http.Request // the caller's own
+	Host        string        // the key of the table of hosts
+	MaxAttempts int           // how many there may be
+}
+
+// AttemptedInfo says what came of an attempt.
+type AttemptedInfo struct {
+	Attempt     Attempt
+	Context     context.Context // the request's, with what Attempting added
+	Duration    time.Duration   // until the response headers, or the error
+	Host        string
+	MaxAttempts int
 }
 
 // PausingInfo says which attempt failed and when the next one follows.
@@ -67,7 +92,9 @@ type GaveUpInfo struct {
 	Host        string
 	MaxAttempts int
 	Reason      Reason
-	Err         error // what RoundTrip returns; nil if it returns Attempt.Response
+	Err         error           // what RoundTrip returns; nil if it returns Attempt.Response
+	Attempts    []AttemptRecord // all of them, Attempt included; empty if none reached the base
+	Key         string          // the idempotency key that was sent, the caller's or ours; "" if none
 }
 
 // BreakerMovedInfo is a change of state of a host's breaker.
@@ -90,6 +117,40 @@ func WithTrace(tr *Trace) CallOption {
 	})
 }
 
+// Watch adds hooks to a Transport that is in use, for those who look at one that
+// others made. They are called after those of WithTrace, which Override can take
+// away; these it cannot. Requests under way when Watch is called, or stop, keep the
+// hooks that they have.
+//
+// Watch panics if tr is nil. stop may be called more than once.
+func (t *Transport) Watch(tr *Trace) (stop func()) {
+	if tr == nil {
+		panic("retrip: Watch(nil): no hooks")
+	}
+	own := *tr // so that the same Trace may be added twice, and each be stopped
+	t.rewatch(func(all []*Trace) []*Trace { return append(slices.Clip(all), &own) })
+	return func() {
+		t.rewatch(func(all []*Trace) []*Trace {
+			return slices.DeleteFunc(slices.Clone(all), func(tr *Trace) bool { return tr == &own })
+		})
+	}
+}
+
+// rewatch replaces the settings that new requests get.
+func (t *Transport) rewatch(change func([]*Trace) []*Trace) {
+	for {
+		old := t.watched.Load()
+		next := t.settings
+		if old != nil {
+			next = *old
+		}
+		next.watchers = change(next.watchers)
+		if t.watched.CompareAndSwap(old, &next) {
+			return
+		}
+	}
+}
+
 // WithLogger logs each retry at level Debug and each request that was given up at
 // level Warn; changes of a breaker are logged at Info. The attributes are method,
 // host, attempt, max_attempts, status or error, pause, reason. Nothing is logged
@@ -100,12 +161,56 @@ func WithLogger(l *slog.Logger) CallOption {
 }
 
 // listens reports whether anybody wants to know of a breaker's changes.
-func (s *settings) listens() bool { return s.logger != nil || len(s.traces) > 0 }
+func (s *settings) listens() bool {
+	return s.logger != nil || len(s.traces) > 0 || len(s.watchers) > 0
+}
 
-func (s *settings) attempted(a Attempt) {
-	for _, tr := range s.traces {
+// hooks are the Traces to call, in order.
+func (s *settings) hooks() iter.Seq[*Trace] {
+	return func(yield func(*Trace) bool) {
+		for _, tr := range s.traces {
+			if !yield(tr) {
+				return
+			}
+		}
+		for _, tr := range s.watchers {
+			if !yield(tr) {
+				return
+			}
+		}
+	}
+}
+
+// attempting returns the context of an attempt, which follows one with ctx; nil if no
+// hook makes one.
+func (s *settings) attempting(ctx context.Context, i AttemptingInfo) (made context.Context) {
+	for tr := range s.hooks() {
+		if tr.Attempting == nil {
+			continue
+		}
+		if made = tr.Attempting(ctx, i); made == nil {
+			panic("retrip: Trace.Attempting returned no context")
+		}
+		ctx = made
+	}
+	return made
+}
+
+// hearsAttempts reports whether anybody is told of attempts, also of those that
+// succeed.
+func (s *settings) hearsAttempts() bool {
+	for tr := range s.hooks() {
 		if tr.Attempted != nil {
-			tr.Attempted(a)
+			return true
+		}
+	}
+	return false
+}
+
+func (s *settings) attempted(i AttemptedInfo) {
+	for tr := range s.hooks() {
+		if tr.Attempted != nil {
+			tr.Attempted(i)
 		}
 	}
 }
@@ -115,7 +220,7 @@ func (s *settings) pausing(i PausingInfo) {
 		s.log(slog.LevelDebug, "retrip: pausing before another attempt", i.Host, i.Attempt, i.MaxAttempts,
 			slog.Duration("pause", i.Attempt.Pause), slog.Time("next", i.Next))
 	}
-	for _, tr := range s.traces {
+	for tr := range s.hooks() {
 		if tr.Pausing != nil {
 			tr.Pausing(i)
 		}
@@ -127,7 +232,7 @@ func (s *settings) gaveUp(i GaveUpInfo) {
 		s.log(slog.LevelWarn, "retrip: gave up", i.Host, i.Attempt, i.MaxAttempts,
 			slog.String("reason", i.Reason.String()), slog.Duration("elapsed", i.Attempt.Elapsed))
 	}
-	for _, tr := range s.traces {
+	for tr := range s.hooks() {
 		if tr.GaveUp != nil {
 			tr.GaveUp(i)
 		}
@@ -142,7 +247,7 @@ func (s *settings) breakerMoved(i BreakerMovedInfo) {
 		}
 		s.logger.LogAttrs(context.Background(), slog.LevelInfo, "retrip: breaker moved", attrs...)
 	}
-	for _, tr := range s.traces {
+	for tr := range s.hooks() {
 		if tr.BreakerMoved != nil {
 			tr.BreakerMoved(i)
 		}
@@ -363,10 +468,25 @@ type story struct {
 
 // tell adds the last attempt to the story.
 func (c *call) tell(pause time.Duration) {
-	c.story.records = append(c.story.records, AttemptRecord{
+	c.story.records = append(c.story.records, c.record(pause))
+}
+
+func (c *call) record(pause time.Duration) AttemptRecord {
+	return AttemptRecord{
 		Number: c.n, Start: time.Now().Add(c.began - c.now()), Duration: c.took,
 		Status: status(c.resp), Err: c.err, Pause: pause,
-	})
+	}
+}
+
+// records returns the attempts that reached the base, the last one included.
+func (c *call) records() []AttemptRecord {
+	if c.story != nil {
+		return slices.Clone(c.story.records)
+	}
+	if c.n == 0 {
+		return nil
+	}
+	return []AttemptRecord{c.record(0)}
 }
 
 type storyKey struct{}

@@ -11,9 +11,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/iotest"
@@ -36,7 +39,7 @@ type diary struct {
 func (d *diary) trace() *retrip.Trace {
 	note := func(s string) { d.order = append(d.order, s) }
 	return &retrip.Trace{
-		Attempted:    func(a retrip.Attempt) { note("attempted"); d.attempted = append(d.attempted, a) },
+		Attempted:    func(i retrip.AttemptedInfo) { note("attempted"); d.attempted = append(d.attempted, i.Attempt) },
 		Pausing:      func(i retrip.PausingInfo) { note("pausing"); d.pausing = append(d.pausing, i) },
 		GaveUp:       func(i retrip.GaveUpInfo) { note("gave up"); d.gaveUp = append(d.gaveUp, i) },
 		BreakerMoved: func(i retrip.BreakerMovedInfo) { note("moved"); d.moved = append(d.moved, i) },
@@ -499,7 +502,7 @@ func TestSeveralTracesAddUp(t *testing.T) {
 	var order []string
 	named := func(name string) retrip.CallOption {
 		return retrip.WithTrace(&retrip.Trace{
-			Attempted: func(retrip.Attempt) { order = append(order, name+" attempted") },
+			Attempted: func(retrip.AttemptedInfo) { order = append(order, name+" attempted") },
 			Pausing:   func(retrip.PausingInfo) { order = append(order, name+" pausing") },
 			GaveUp:    func(retrip.GaveUpInfo) { order = append(order, name+" gave up") },
 		})
@@ -535,7 +538,7 @@ func TestSeveralTracesAddUp(t *testing.T) {
 func TestTheTracesOfOneRequestAreNotAnothers(t *testing.T) {
 	t.Parallel()
 	count := func(n *int) retrip.CallOption {
-		return retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.Attempt) { *n++ }})
+		return retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.AttemptedInfo) { *n++ }})
 	}
 	var all, one, two int
 	var rt *retrip.Transport
@@ -568,7 +571,7 @@ func TestHooksMayUseTheTransport(t *testing.T) {
 		}
 	}
 	rt = retrip.New(play(answer(503)), retrip.WithBackoff(retrip.Constant(0)), breakAfter(4), retrip.WithTrace(&retrip.Trace{
-		Attempted:    func(retrip.Attempt) { ask() },
+		Attempted:    func(retrip.AttemptedInfo) { ask() },
 		Pausing:      func(retrip.PausingInfo) { ask() },
 		GaveUp:       func(retrip.GaveUpInfo) { ask() },
 		BreakerMoved: func(retrip.BreakerMovedInfo) { ask() },
@@ -588,8 +591,8 @@ func TestAPanicOfAHookPassesThroughAndLeavesNothingHeld(t *testing.T) {
 		trace *retrip.Trace
 		opts  []retrip.Option
 	}{
-		{"Attempted", &retrip.Trace{Attempted: func(retrip.Attempt) { boom() }}, nil},
-		{"Attempted of a timed attempt", &retrip.Trace{Attempted: func(retrip.Attempt) { boom() }}, []retrip.Option{retrip.WithAttemptTimeout(time.Hour)}},
+		{"Attempted", &retrip.Trace{Attempted: func(retrip.AttemptedInfo) { boom() }}, nil},
+		{"Attempted of a timed attempt", &retrip.Trace{Attempted: func(retrip.AttemptedInfo) { boom() }}, []retrip.Option{retrip.WithAttemptTimeout(time.Hour)}},
 		{"Pausing", &retrip.Trace{Pausing: func(retrip.PausingInfo) { boom() }}, nil},
 		{"GaveUp", &retrip.Trace{GaveUp: func(retrip.GaveUpInfo) { boom() }}, []retrip.Option{retrip.WithMaxAttempts(1)}},
 		{"GaveUp after a retry", &retrip.Trace{GaveUp: func(retrip.GaveUpInfo) { boom() }}, []retrip.Option{retrip.WithMaxAttempts(2)}},
@@ -1107,4 +1110,292 @@ func TestAFailureThatComesAfterTheCallerCancelledIsGivenUp(t *testing.T) {
 			}
 		}
 	}
+}
+
+type note struct{} // the key of a value that Attempting puts into contexts
+
+// noting is a Trace that adds a letter to what the context says.
+func noting(letter string, told *[]retrip.AttemptingInfo) *retrip.Trace {
+	return &retrip.Trace{Attempting: func(ctx context.Context, i retrip.AttemptingInfo) context.Context {
+		*told = append(*told, i)
+		before, _ := ctx.Value(note{}).(string)
+		return context.WithValue(ctx, note{}, before+letter)
+	}}
+}
+
+func TestAttemptingMakesTheContextOfEachAttempt(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]retrip.Option{
+		"":                      nil,
+		" with a limit":         {retrip.WithAttemptTimeout(time.Hour)},
+		" through another":      {},
+		" with a key not ours":  {retrip.WithIdempotencyKey(nil)},
+		" and a single attempt": {retrip.WithMaxAttempts(1)},
+	} {
+		t.Run("Attempting"+name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var told, below []retrip.AttemptingInfo
+				var contexts []string
+				tr := retrip.WithTrace(&retrip.Trace{Attempted: func(i retrip.AttemptedInfo) {
+					contexts = append(contexts, i.Context.Value(note{}).(string))
+				}})
+				base := play(answer(503), answer(200))
+				var under http.RoundTripper = base
+				if name == " through another" {
+					under = retrip.New(base, retrip.WithTrace(noting("c", &below)))
+				}
+				req := request(t, http.MethodPut, nil)
+				opts := append(opts, retrip.WithTrace(noting("a", &told)), retrip.WithTrace(noting("b", &told)), tr)
+				resp, err := retrip.New(under, opts...).RoundTrip(req)
+				require.NoError(t, err)
+
+				want, seen := []string{"ab", "abab"}, []string{}
+				if name == " and a single attempt" {
+					want = want[:1]
+				}
+				require.Equal(t, want, contexts)
+				for i, info := range told {
+					most := 4
+					if len(want) == 1 {
+						most = 1
+					}
+					require.Equal(t, retrip.AttemptingInfo{Number: i/2 + 1, Request: req, Host: "example.com", MaxAttempts: most}, info)
+				}
+				for _, a := range base.attempts() {
+					v, _ := a.req.Context().Value(note{}).(string)
+					seen = append(seen, v)
+				}
+				if name == " through another" {
+					want = []string{"abc", "ababc"}
+				}
+				require.Equal(t, want, seen)
+				require.Nil(t, resp.Request.Context().Value(note{}), "it is the attempt's, not the caller's")
+				require.Nil(t, req.Context().Value(note{}))
+			})
+		})
+	}
+}
+
+func TestAttemptingIsNotCalledForWhatNeverReachesTheBase(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var told []retrip.AttemptingInfo
+		tr := retrip.WithTrace(noting("a", &told))
+		req := request(t, http.MethodPut, strings.NewReader("hello"))
+		req.GetBody = func() (io.ReadCloser, error) { return nil, errors.New("gone") }
+		req.Body = io.NopCloser(req.Body)
+		rt := retrip.New(play(answer(503)), tr, breakAfter(1), retrip.WithMaxBody(0))
+		resp, err := rt.RoundTrip(req)
+		require.NoError(t, err, "the response of the only attempt")
+		require.Equal(t, 503, resp.StatusCode)
+		require.Len(t, told, 1, "not for a body that cannot be had again")
+		_, err = rt.RoundTrip(request(t, http.MethodGet, nil))
+		_, ok := errors.AsType[*retrip.OpenError](err)
+		require.True(t, ok)
+		require.Len(t, told, 1, "nor for what the breaker refuses")
+	})
+}
+
+func TestAttemptingMustReturnAContext(t *testing.T) {
+	t.Parallel()
+	body := track("hello")
+	rt := retrip.New(play(answer(200)), retrip.WithTrace(&retrip.Trace{
+		Attempting: func(context.Context, retrip.AttemptingInfo) context.Context { return nil },
+	}))
+	require.PanicsWithValue(t, "retrip: Trace.Attempting returned no context", func() {
+		_, _ = rt.RoundTrip(request(t, http.MethodPut, body))
+	})
+	body.requireClosed(t)
+}
+
+func TestAttemptedTellsTheAttemptsOwnTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var told []retrip.AttemptedInfo
+		rt := retrip.New(play(after(time.Second, answer(503)), after(2*time.Second, answer(200))),
+			retrip.WithBackoff(retrip.Exponential(time.Minute, time.Minute)),
+			retrip.WithTrace(&retrip.Trace{Attempted: func(i retrip.AttemptedInfo) { told = append(told, i) }}))
+		req := request(t, http.MethodGet, nil)
+		req.URL.Host = "EXAMPLE.com"
+		_, err := rt.RoundTrip(req)
+		require.NoError(t, err)
+		require.Len(t, told, 2)
+		for i, info := range told {
+			require.Equal(t, time.Duration(i+1)*time.Second, info.Duration)
+			require.Equal(t, "example.com", info.Host)
+			require.Equal(t, 4, info.MaxAttempts)
+			require.Equal(t, req.Context(), info.Context)
+		}
+	})
+}
+
+func TestGivingUpTellsTheStoryAndTheKey(t *testing.T) {
+	t.Parallel()
+	const theirs = "the-callers-own"
+	boom := errors.New("boom")
+	for _, tt := range []struct {
+		name     string
+		method   string
+		key      string // header field of the caller's key
+		steps    []step
+		opts     []retrip.Option
+		statuses []int
+	}{
+		{"several answers", http.MethodPost, "", []step{answer(503)}, nil, []int{503, 503, 503, 503}},
+		{"an error after an answer", http.MethodPost, "Idempotency-Key", []step{answer(503), fail(boom)}, nil, []int{503, 0}},
+		{"one error", http.MethodGet, "", []step{fail(boom)}, nil, []int{0}},
+		{"one answer", http.MethodPut, "idempotency-key", []step{answer(503)}, []retrip.Option{retrip.WithMaxAttempts(1)}, []int{503}},
+		{"net/http's field", http.MethodPost, "X-Idempotency-Key", []step{answer(503)}, []retrip.Option{retrip.WithMaxAttempts(1)}, []int{503}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := &diary{}
+				base := play(tt.steps...)
+				req := request(t, tt.method, nil)
+				if tt.key != "" {
+					req.Header[tt.key] = []string{theirs}
+				}
+				rt := retrip.New(base, append(tt.opts, retrip.WithTrace(d.trace()),
+					retrip.WithBackoff(retrip.Exponential(time.Second, time.Second)))...)
+				_, _ = rt.RoundTrip(req)
+				require.Len(t, d.gaveUp, 1)
+				end, seen := d.gaveUp[0], base.attempts()
+				require.Len(t, end.Attempts, len(tt.statuses))
+				for i, r := range end.Attempts {
+					want := retrip.AttemptRecord{Number: i + 1, Start: seen[i].at, Status: tt.statuses[i]}
+					if tt.statuses[i] == 0 {
+						want.Err = boom
+					}
+					if i < len(tt.statuses)-1 {
+						want.Pause = time.Second
+					}
+					require.Equal(t, want, r)
+				}
+				want := theirs
+				if tt.key == "" {
+					want = seen[0].header.Get(retrip.KeyHeader)
+				}
+				require.Equal(t, want, end.Key)
+				require.Equal(t, tt.method == http.MethodGet, want == "")
+			})
+		})
+	}
+}
+
+func TestNothingIsToldOfAttemptsThatWereNotMade(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &diary{}
+		rt := retrip.New(play(answer(503)), breakAfter(1), retrip.WithTrace(d.trace()))
+		_, _ = rt.RoundTrip(request(t, http.MethodGet, nil))
+		_, err := rt.RoundTrip(request(t, http.MethodGet, nil))
+		require.Error(t, err)
+		require.Len(t, d.gaveUp, 2)
+		require.Empty(t, d.gaveUp[1].Attempts)
+		require.Equal(t, "breaker open", d.gaveUp[1].Attempt.Outcome())
+	})
+}
+
+func TestWatchingATransportInUse(t *testing.T) {
+	t.Parallel()
+	d, own := &diary{}, &diary{}
+	rt := retrip.New(play(answer(200)), retrip.WithTrace(own.trace()))
+	get := func(ctx context.Context) {
+		_, err := rt.RoundTrip(request(t, http.MethodGet, nil).WithContext(ctx))
+		require.NoError(t, err)
+	}
+	get(t.Context())
+	tr := d.trace()
+	stop := rt.Watch(tr)
+	stopSecond := rt.Watch(tr)
+	get(t.Context())
+	require.Len(t, d.attempted, 2, "twice, as it was added twice")
+	stopSecond()
+	get(retrip.Override(t.Context(), retrip.WithTrace(nil)))
+	require.Len(t, d.attempted, 3, "an override does not take it away")
+	stop()
+	stop()
+	get(t.Context())
+	require.Len(t, d.attempted, 3)
+	require.Len(t, own.attempted, 3, "all but that of the override")
+	require.PanicsWithValue(t, "retrip: Watch(nil): no hooks", func() { rt.Watch(nil) })
+}
+
+func TestWatchingTheZeroTransport(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewServer(http.NotFoundHandler())
+	defer srv.Close()
+	d, rt := &diary{}, &retrip.Transport{}
+	defer rt.Watch(d.trace())()
+	req := request(t, http.MethodGet, nil)
+	req.URL.Host = strings.TrimPrefix(srv.URL, "http://")
+	resp, err := rt.RoundTrip(req)
+	require.NoError(t, err)
+	_ = finish(t, resp)
+	require.Len(t, d.attempted, 1)
+}
+
+func TestManyMayWatchAtOnce(t *testing.T) {
+	t.Parallel()
+	rt := retrip.New(play(answer(200)))
+	var heard atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 50 {
+				stop := rt.Watch(&retrip.Trace{Attempted: func(retrip.AttemptedInfo) { heard.Add(1) }})
+				_, err := rt.RoundTrip(request(t, http.MethodGet, nil))
+				stop()
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.GreaterOrEqual(t, heard.Load(), int64(400))
+	before := heard.Load()
+	_, err := rt.RoundTrip(request(t, http.MethodGet, nil))
+	require.NoError(t, err)
+	require.Equal(t, before, heard.Load(), "nobody is left")
+}
+
+// Not parallel: all goroutines' allocations count.
+func TestWatchingCostsASuccessNoAllocation(t *testing.T) {
+	resp := &http.Response{StatusCode: 200, Header: http.Header{}, Body: http.NoBody}
+	base := roundTrip(func(*http.Request) (*http.Response, error) { return resp, nil })
+	for name, tr := range map[string]*retrip.Trace{
+		"not told of it": {Pausing: func(retrip.PausingInfo) {}, GaveUp: func(retrip.GaveUpInfo) {}},
+		"told of it":     {Attempted: func(retrip.AttemptedInfo) {}},
+	} {
+		rt := retrip.New(base)
+		stop := rt.Watch(tr)
+		req := request(t, http.MethodGet, nil)
+		require.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = rt.RoundTrip(req) }), name)
+		stop()
+	}
+}
+
+func TestOutcomesAreFewAndHoldNoSecret(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const secret = "s3cret"
+		rt := retrip.New(play(hang), retrip.WithAttemptTimeout(time.Second), retrip.WithMaxAttempts(1))
+		_, timeout := rt.RoundTrip(request(t, http.MethodGet, nil))
+		for _, tt := range []struct {
+			want string
+			a    retrip.Attempt
+		}{
+			{"", retrip.Attempt{}},
+			{"503", retrip.Attempt{Response: &http.Response{StatusCode: 503, Status: secret}}},
+			{"attempt timeout", retrip.Attempt{Err: fmt.Errorf("%s: %w", secret, timeout)}},
+			{"breaker open", retrip.Attempt{Err: fmt.Errorf("%s: %w", secret, &retrip.OpenError{Host: secret, Until: time.Now()})}},
+			{"connection refused", retrip.Attempt{Err: &url.Error{URL: secret, Err: syscall.ECONNREFUSED}}},
+			{"*errors.errorString", retrip.Attempt{Err: errors.New(secret)}},
+		} {
+			require.Equal(t, tt.want, tt.a.Outcome())
+		}
+	})
 }

@@ -25,6 +25,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -39,6 +40,9 @@ type Transport struct {
 	hosts    *hosts    // nil in the zero Transport
 	epoch    time.Time // zero of its clock; none without hosts
 	layered  bool      // the base is a Transport too
+
+	// watched are the settings with the hooks of Watch; nil until there are any.
+	watched atomic.Pointer[settings]
 }
 
 // settings are what can be set for one request. They are not changed after New.
@@ -53,6 +57,7 @@ type settings struct {
 	keyHeader      string
 	budget         time.Duration
 	traces         []*Trace
+	watchers       []*Trace     // of the Transport; a request's overrides leave them alone
 	logger         *slog.Logger // nil: none
 }
 
@@ -183,7 +188,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL == nil || req.Header == nil {
 		return t.transport().RoundTrip(req) // which has an error for this
 	}
-	c := call{t: t, s: &t.settings, req: req, ctx: req.Context()}
+	c := call{t: t, s: cmp.Or(t.watched.Load(), &t.settings), req: req, ctx: req.Context()}
 	defer c.release()
 
 	c.override()
@@ -226,6 +231,7 @@ type call struct {
 	n       int // attempts that reached the base
 	began   time.Duration
 	took    time.Duration
+	traced  context.Context // with what Attempting added; nil if no hook did
 	ticket  ticket
 	refused bool // by the breaker
 	sent    *http.Request
@@ -334,7 +340,7 @@ func (c *call) attempt() {
 			c.settle(neutral)
 		}
 	}()
-	c.tellMoves()
+	c.tellMoves(c.ticket.moves)
 	if c.refused {
 		return
 	}
@@ -363,9 +369,9 @@ func (c *call) admit() (err error) {
 	return err
 }
 
-// tellMoves calls the hooks for changes of the breaker.
-func (c *call) tellMoves() {
-	if c.host != nil && c.s.listens() {
+// tellMoves calls the hooks for changes of the breaker, if there are any.
+func (c *call) tellMoves(any bool) {
+	if any && c.s.listens() {
 		c.t.hosts.tell(c.host)
 	}
 }
@@ -373,21 +379,31 @@ func (c *call) tellMoves() {
 // request returns what the base is given: the caller's own request wherever
 // nothing has to be added to it.
 func (c *call) request(number int) (*http.Request, error) {
-	ctx, own := c.ctx, c.header == nil
-	if number > 1 || c.t.layered && !c.single || c.scope != nil && c.scope.number != 0 && !c.inRetry() {
-		ctx, own = c.mark(number), false
-	}
-	c.probe = nil
-	if !c.single && !c.repeatable {
-		c.probe = &sendProbe{}
-		ctx, own = httptrace.WithClientTrace(ctx, c.probe.trace()), false
-	}
 	body := c.req.Body
 	if c.body != nil {
 		var err error
 		if body, err = c.body.open(number); err != nil {
 			return nil, err
 		}
+	}
+	ctx, own := c.ctx, c.header == nil
+	if c.s.listens() {
+		c.traced = c.s.attempting(cmp.Or(c.traced, ctx), AttemptingInfo{
+			Number: number, Request: c.req, Host: c.name, MaxAttempts: c.s.maxAttempts,
+		})
+		if c.traced != nil {
+			ctx, own = c.traced, false
+		}
+	}
+	if number > 1 || c.t.layered && !c.single || c.scope != nil && c.scope.number != 0 && !c.inRetry() {
+		ctx, own = c.mark(ctx, number), false
+	}
+	c.probe = nil
+	if !c.single && !c.repeatable {
+		c.probe = &sendProbe{}
+		ctx, own = httptrace.WithClientTrace(ctx, c.probe.trace()), false
+	}
+	if c.body != nil {
 		own = own && c.body.log == nil && c.body.reader == nil
 	}
 	c.timer = nil
@@ -408,12 +424,12 @@ func (c *call) request(number int) (*http.Request, error) {
 
 // mark returns a context that tells a Transport below that its request is one
 // attempt of ours.
-func (c *call) mark(number int) context.Context {
+func (c *call) mark(ctx context.Context, number int) context.Context {
 	s := &scope{number: number, method: c.req.Method, host: c.req.URL.Host}
 	if c.scope != nil {
 		s.overrides = c.scope.overrides
 	}
-	return context.WithValue(c.ctx, scopeKey{}, s)
+	return context.WithValue(ctx, scopeKey{}, s)
 }
 
 // returned makes sense of what the base returned.
@@ -462,8 +478,7 @@ func (c *call) settle(o outcome) {
 	if c.sent == nil {
 		number = 0
 	}
-	c.t.hosts.settle(c.host, c.ticket, o, number, c.refund, c.began+c.took, c.s)
-	c.tellMoves()
+	c.tellMoves(c.t.hosts.settle(c.host, c.ticket, o, number, c.refund, c.began+c.took, c.s))
 }
 
 // ended reports whether the caller cancelled the request or its deadline passed:
@@ -510,12 +525,15 @@ func (c *call) judge() Reason {
 	if c.sent == nil { // there was no body to be had
 		return cmp.Or(c.ended(), ReasonBody)
 	}
-	if c.outcome == answered && c.s.plain && len(c.s.traces) == 0 {
+	heard := c.s.listens() && c.s.hearsAttempts()
+	if c.outcome == answered && c.s.plain && !heard {
 		return ReasonPolicy // as DefaultPolicy would say; this is every success
 	}
 	a := c.seen()
-	if len(c.s.traces) > 0 {
-		c.s.attempted(a)
+	if heard {
+		c.s.attempted(AttemptedInfo{
+			Attempt: a, Context: cmp.Or(c.traced, c.ctx), Duration: c.took, Host: c.name, MaxAttempts: c.s.maxAttempts,
+		})
 	}
 	if c.fault {
 		return ReasonBody
@@ -678,7 +696,10 @@ func (c *call) stop(reason Reason) (*http.Response, error) {
 		c.awaitCancel()
 	}
 	if c.s.listens() && (err != nil || c.wanted) {
-		c.s.gaveUp(GaveUpInfo{Attempt: c.seen(), Host: c.name, MaxAttempts: c.s.maxAttempts, Reason: reason, Err: err})
+		c.s.gaveUp(GaveUpInfo{
+			Attempt: c.seen(), Host: c.name, MaxAttempts: c.s.maxAttempts, Reason: reason, Err: err,
+			Attempts: c.records(), Key: c.key(),
+		})
 	}
 	if resp != nil {
 		c.handBack()

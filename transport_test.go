@@ -596,7 +596,7 @@ func TestTracesOfStackedOverridesAddUp(t *testing.T) {
 	t.Parallel()
 	var calls string
 	named := func(name string) retrip.CallOption {
-		return retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.Attempt) { calls += name }})
+		return retrip.WithTrace(&retrip.Trace{Attempted: func(retrip.AttemptedInfo) { calls += name }})
 	}
 	rt := retrip.New(play(answer(200)), named("a"))
 	outer := t.Context()
@@ -626,7 +626,7 @@ func TestAnOverrideReachesTheLayerBelowInEveryAttempt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var numbers []int
-		trace := retrip.WithTrace(&retrip.Trace{Attempted: func(a retrip.Attempt) { numbers = append(numbers, a.Number) }})
+		trace := retrip.WithTrace(&retrip.Trace{Attempted: func(i retrip.AttemptedInfo) { numbers = append(numbers, i.Attempt.Number) }})
 		rt := retrip.New(retrip.New(play(answer(503))), every10s)
 		_, err := rt.RoundTrip(request(t, http.MethodGet, nil).WithContext(retrip.Override(t.Context(), trace)))
 		require.NoError(t, err)

@@ -112,7 +112,7 @@ var contenders = []contender{
 			opts := []retrip.Option{
 				retrip.WithAttemptTimeout(time.Minute),
 				retrip.WithTrace(&retrip.Trace{
-					Attempted: func(retrip.Attempt) {}, Pausing: func(retrip.PausingInfo) {}, GaveUp: func(retrip.GaveUpInfo) {},
+					Attempted: func(retrip.AttemptedInfo) {}, Pausing: func(retrip.PausingInfo) {}, GaveUp: func(retrip.GaveUpInfo) {},
 				}),
 				retrip.WithLogger(slog.New(log)),
 			}

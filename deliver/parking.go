@@ -9,11 +9,8 @@ import (
 	"io"
 	"net/http"
 	"net/textproto"
-	"runtime"
 	"slices"
-	"sync"
 	"time"
-	"weak"
 
 	"github.com/google/uuid"
 	"github.com/retrip-go/retrip"
@@ -45,8 +42,8 @@ var kept = []string{"Content-Type", "Content-Encoding", "Accept", retrip.KeyHead
 // the fields named here are kept; credentials are the caller's to add, by the Client's
 // WithTransport, when it is replayed, and a user and password in its URL are not kept.
 //
-// The replay carries the request's key. One that the Transport made is known only if
-// there was an answer: give requests that must not be done twice a key of your own.
+// The replay carries the key that the attempts carried, so that a server which did the
+// work after all does not do it again.
 //
 // The dead letter is written before the caller gets the response or the error; one
 // that cannot be written within 5 s is logged.
@@ -55,73 +52,19 @@ func (c *core) Parking(fields ...string) *retrip.Trace {
 	for _, f := range fields {
 		keep = append(keep, textproto.CanonicalMIMEHeaderKey(f))
 	}
-	var s stories
-	return &retrip.Trace{Attempted: s.begin, Pausing: s.goOn, GaveUp: func(info retrip.GaveUpInfo) {
-		told := s.end(info)
+	return &retrip.Trace{GaveUp: func(info retrip.GaveUpInfo) {
 		if info.Reason == retrip.ReasonCancelled {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(info.Attempt.Request.Context()), 5*time.Second)
 		defer cancel()
-		if err := c.park(ctx, info, told, keep); err != nil {
+		if err := c.park(ctx, info, keep); err != nil {
 			c.config.log.Error("deliver: a request that was given up could not be parked", "host", info.Host, "err", err)
 		}
 	}}
 }
 
-// stories are those of requests that have failed once and may yet succeed: then nobody
-// says so, and the story goes with its request. The response of a hook has no
-// retrip.History yet.
-type stories struct{ told sync.Map } // []chapter by weak.Pointer[http.Request]
-
-// A chapter is an attempt, and when it ended since the first began.
-type chapter struct {
-	Attempt
-	end, pause time.Duration
-}
-
-// begin forgets what was told of a request that is used again.
-func (s *stories) begin(a retrip.Attempt) {
-	if a.Number == 1 {
-		s.told.Delete(weak.Make(a.Request))
-	}
-}
-
-func (s *stories) goOn(info retrip.PausingInfo) {
-	key := weak.Make(info.Attempt.Request)
-	told, _ := s.told.Load(key)
-	chapters, _ := told.([]chapter)
-	if chapters == nil {
-		runtime.AddCleanup(info.Attempt.Request, func(key weak.Pointer[http.Request]) { s.told.Delete(key) }, key)
-	}
-	s.told.Store(key, tell(chapters, info.Attempt))
-}
-
-func (s *stories) end(info retrip.GaveUpInfo) []chapter {
-	told, _ := s.told.LoadAndDelete(weak.Make(info.Attempt.Request))
-	chapters, _ := told.([]chapter)
-	return chapters
-}
-
-// tell adds an attempt that has just ended.
-func tell(chapters []chapter, a retrip.Attempt) []chapter {
-	start := time.Duration(0)
-	if n := len(chapters); n > 0 {
-		start = chapters[n-1].end + chapters[n-1].pause
-	}
-	c := chapter{Attempt{
-		Number: max(a.Number, 1), At: time.Now().Add(start - a.Elapsed), Duration: max(a.Elapsed-start, 0),
-	}, a.Elapsed, a.Pause}
-	if a.Response != nil {
-		c.Status = a.Response.StatusCode
-	}
-	if a.Err != nil {
-		c.Err = explain(a.Err)
-	}
-	return append(chapters, c)
-}
-
-func (c *core) park(ctx context.Context, info retrip.GaveUpInfo, told []chapter, keep []string) error {
+func (c *core) park(ctx context.Context, info retrip.GaveUpInfo, keep []string) error {
 	req := info.Attempt.Request
 	to := *req.URL
 	to.User, to.Fragment, to.RawFragment = nil, "", ""
@@ -133,10 +76,7 @@ func (c *core) park(ctx context.Context, info retrip.GaveUpInfo, told []chapter,
 	}
 	body, lost := c.copyBody(req)
 	p.Lost = lost
-	id := req.Header.Get(retrip.KeyHeader)
-	if resp := info.Attempt.Response; id == "" && resp != nil && resp.Request != nil {
-		id = resp.Request.Header.Get(retrip.KeyHeader) // the Transport's
-	}
+	id := info.Key
 	if e := (Event{ID: id, To: []string{"-"}}); id == "" || e.check(0) != nil {
 		id = uuid.NewString()
 	}
@@ -144,7 +84,16 @@ func (c *core) park(ctx context.Context, info retrip.GaveUpInfo, told []chapter,
 		Event: id, Destination: info.Host, Payload: body, ContentType: req.Header.Get("Content-Type"),
 		MaxAttempts: max(info.MaxAttempts, info.Attempt.Number), Reason: ReasonParked, Parked: &parked{p}, Died: time.Now(),
 	}
-	l.Attempts = story(info, told)
+	for _, r := range info.Attempts {
+		a := Attempt{Number: r.Number, At: r.Start, Duration: r.Duration, Status: r.Status}
+		if r.Err != nil {
+			a.Err = explain(r.Err)
+		}
+		l.Attempts = append(l.Attempts, a)
+	}
+	if len(l.Attempts) == 0 { // refused by the breaker
+		l.Attempts = []Attempt{{At: l.Died, Err: explain(info.Err)}}
+	}
 	added, err := c.Dead().add(ctx, l)
 	if err == nil && !added {
 		err = fmt.Errorf("there is a delivery of event %s to %s already", id, info.Host)
@@ -153,29 +102,6 @@ func (c *core) park(ctx context.Context, info retrip.GaveUpInfo, told []chapter,
 		c.meter.add(info.Host, minute{attempts: int64(info.Attempt.Number), retries: int64(max(info.Attempt.Number-1, 0)), failed: int64(info.Attempt.Number), dead: 1})
 	}
 	return err
-}
-
-// story is what the Transport tells of its attempts.
-func story(info retrip.GaveUpInfo, told []chapter) []Attempt {
-	var all []Attempt
-	if failed, ok := errors.AsType[*retrip.Error](info.Err); ok {
-		for _, r := range failed.Attempts {
-			a := Attempt{Number: r.Number, At: r.Start, Duration: r.Duration, Status: r.Status}
-			if r.Err != nil {
-				a.Err = explain(r.Err)
-			}
-			all = append(all, a)
-		}
-	}
-	if len(all) > 0 {
-		return all
-	}
-	last := info.Attempt
-	last.Err = info.Err
-	for _, c := range tell(told, last) {
-		all = append(all, c.Attempt)
-	}
-	return all
 }
 
 // copyBody returns the request's body, or why there is none.

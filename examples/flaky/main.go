@@ -97,7 +97,7 @@ func sendThrough(ctx context.Context, out io.Writer, base http.RoundTripper, cer
 		retrip.WithAttemptTimeout(time.Second),
 		retrip.WithBackoff(retrip.FullJitter(100*time.Millisecond, time.Second)),
 		retrip.WithTrace(&retrip.Trace{
-			Attempted: func(retrip.Attempt) { attempts++ },
+			Attempted: func(retrip.AttemptedInfo) { attempts++ },
 			Pausing:   func(i retrip.PausingInfo) { fmt.Fprintln(out, "   ", i) },
 			GaveUp:    func(i retrip.GaveUpInfo) { fmt.Fprintln(out, "    gave up:", i.Reason) },
 		}))}

@@ -86,9 +86,9 @@ func trailOf(r *http.Request) *trail { return r.Context().Value(trailKey{}).(*tr
 // trace returns the hooks.
 func (s *soak) trace() *retrip.Trace {
 	return &retrip.Trace{
-		Attempted: func(a retrip.Attempt) {
+		Attempted: func(i retrip.AttemptedInfo) {
 			if s.inTime() {
-				trailOf(a.Request).attempted(a)
+				trailOf(i.Attempt.Request).attempted(i.Attempt)
 			}
 		},
 		Pausing: func(i retrip.PausingInfo) {
