@@ -75,9 +75,9 @@ have from now on, two while one is being replaced.`,
 	f.StringVar(&given.Schedule, "schedule", "", "by name, of those that serve and send are given (default: their default)")
 	f.StringArrayVar(&files, "secret-file", nil, "file with a whsec_… secret, - is the standard input; may be repeated")
 	f.BoolVar(&unsigned, "unsigned", false, "from now on without a signature")
-	f.DurationVar(&given.Timeout, "timeout", 0, "of an attempt; 0 is the sender's, and the most")
+	f.DurationVar(&given.Timeout, "timeout", 0, "of an attempt; 0 is that of serve, which is also the most")
 	f.IntVar(&given.AtOnce, "at-once", 0, "deliveries at once in a process; 0 is the sender's")
-	cmd.RunE = a.with(func(ctx context.Context, s store, args []string) error {
+	cmd.RunE = a.withOptions(anyTimeout, func(ctx context.Context, s store, args []string) error {
 		if unsigned && len(files) > 0 {
 			return misuse("give --secret-file or --unsigned, not both")
 		}
@@ -109,6 +109,16 @@ have from now on, two while one is being replaced.`,
 		return s.Destinations().Put(ctx, d)
 	})
 	return cmd
+}
+
+// anyTimeout leaves it to who delivers how long an attempt may take at most: a destination
+// that the application put must not be refused by what is the default here.
+func anyTimeout() ([]deliver.Option, error) { return timeout(24 * time.Hour), nil }
+
+// timeout is of an attempt, at most, and with it how long after a process died its work
+// is taken over: one that still works must have given up by then.
+func timeout(d time.Duration) []deliver.Option {
+	return []deliver.Option{deliver.WithTimeout(d), deliver.WithRescue(d + time.Minute)}
 }
 
 func (a *app) destPause() *cobra.Command {

@@ -287,7 +287,11 @@ is a dead letter until it is replayed.`,
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.RunE = a.with(func(ctx context.Context, s store, _ []string) error {
+	// What an application was allowed to send comes back, whatever the default is here.
+	large := func() ([]deliver.Option, error) {
+		return []deliver.Option{deliver.WithMaxPayload(256 << 20)}, nil
+	}
+	cmd.RunE = a.withOptions(large, func(ctx context.Context, s store, _ []string) error {
 		n, err := s.Dead().Import(ctx, a.in)
 		return errors.Join(err, a.said(map[string]int{"imported": n}, "%d imported", n))
 	})

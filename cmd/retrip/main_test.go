@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"github.com/retrip-go/retrip/deliver"
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 )
@@ -59,6 +60,28 @@ func TestDestinationsArePutListedPausedAndDisabled(t *testing.T) {
 			require.Equal(t, result{exitNothing, "", "retrip: destination \"nobody\": not found\n"}, got)
 		}
 	})
+}
+
+// The application may allow more than what is the default of the command.
+func TestADestinationIsChangedWhateverTimeItsApplicationGivesIt(t *testing.T) {
+	onEngines(t, func(t *testing.T, r tool) {
+		application := openAs(t, r, deliver.WithTimeout(5*time.Minute), deliver.WithRescue(10*time.Minute))
+		require.NoError(t, application.Destinations().Put(t.Context(), deliver.Destination{ID: "acme", URL: "https://acme.example/", Timeout: 2 * time.Minute}))
+		r.ok("dest", "put", "acme", "https://other.example/")
+		o := objects(t, r.ok("dest", "ls", "--json"))[0]
+		require.Equal(t, "https://other.example", o["host"])
+		require.Equal(t, 120_000.0, o["timeout_ms"])
+	})
+}
+
+// openAs opens the database as an application does.
+func openAs(t *testing.T, r tool, opts ...deliver.Option) store {
+	t.Helper()
+	a := &app{err: io.Discard, db: r.db}
+	s, err := a.open(t.Context(), opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	return s
 }
 
 func TestASentEventIsWrittenDownOnceAndItsStatusIsShown(t *testing.T) {
@@ -233,6 +256,14 @@ func TestWhatIsExportedCanBeImportedElsewhere(t *testing.T) {
 	})
 }
 
+func TestAPayloadOfAnySizeComesBack(t *testing.T) {
+	r := onSQLite(t)
+	payload := bytes.Repeat([]byte("x"), 8<<20)
+	in := letters(t, 1, func(_ int, l map[string]any) { l["payload"] = payload })
+	require.Equal(t, result{0, "", "1 imported\n"}, r.run(in, "dlq", "import"))
+	require.True(t, r.ok("dlq", "show", r.number("e1"), "--payload") == string(payload))
+}
+
 func TestTheNamesInJSONAreStable(t *testing.T) {
 	onEngines(t, func(t *testing.T, r tool) {
 		keys := func(got result) string {
@@ -317,7 +348,7 @@ func TestMisuseIsToldFromFailure(t *testing.T) {
 		{"dest put acme https://a.example --unsigned --secret-file x", exitUsage, "not both"},
 		{"dest pause acme", exitUsage, "pause needs --for"},
 		{"dest put acme ftp://a.example", exitFailed, "the URL must be http or https"},
-		{"dest put acme https://a.example --timeout 1h", exitFailed, "Timeout 1h0m0s is not between"},
+		{"dest put acme https://a.example --timeout 25h", exitFailed, "Timeout 25h0m0s is not between"},
 		{"dest put acme https://a.example --secret-file /no/such/file", exitFailed, "secret 1: the file cannot be read: no such file or directory"},
 		{"send", exitUsage, "send needs --to"},
 		{"send --to acme --file /no/such/file", exitFailed, "the file cannot be read"},
