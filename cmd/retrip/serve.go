@@ -19,7 +19,7 @@ func (a *app) serve() *cobra.Command {
 	var workers int
 	var allow []string
 	var replay bool
-	var grace time.Duration
+	var attempt, keep, keepDead, grace time.Duration
 	var s schedules
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -42,7 +42,10 @@ something that has. It shows payloads; --allow-replay lets it replay as well.`,
 	f.IntVar(&workers, "workers", 100, "deliveries at once")
 	f.StringArrayVar(&allow, "allow-network", nil, "network that is not public and may be delivered to, such as 10.0.0.0/8; may be repeated")
 	f.BoolVar(&replay, "allow-replay", false, "let whoever reaches the panel replay dead letters")
-	f.DurationVar(&grace, "grace", 35*time.Second, "how long attempts under way may take when told to stop")
+	f.DurationVar(&attempt, "timeout", 30*time.Second, "how long an attempt may take at most; all that serve a database need the same")
+	f.DurationVar(&keep, "keep", 3*24*time.Hour, "how long what was delivered is kept; 0 is for ever")
+	f.DurationVar(&keepDead, "keep-dead", 30*24*time.Hour, "how long dead letters are kept; 0 is for ever; the shortest of all that serve counts")
+	f.DurationVar(&grace, "grace", 35*time.Second, "how long attempts under way may take when told to stop; by default 5s longer than --timeout")
 	s.flag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		opts, err := s.options()
@@ -51,10 +54,17 @@ something that has. It shows payloads; --allow-replay lets it replay as well.`,
 			return err
 		case workers < 1 || workers > 10_000:
 			return misuse("--workers is not between 1 and 10000")
+		case attempt < time.Second || attempt > 24*time.Hour:
+			return misuse("--timeout is not between 1s and 24h")
+		case keep < 0 || keepDead < 0:
+			return misuse("--keep or --keep-dead is negative")
 		case grace < 0:
 			return misuse("--grace is negative")
 		}
-		opts = append(opts, deliver.WithWorkers(workers))
+		if !cmd.Flags().Changed("grace") {
+			grace = attempt + 5*time.Second
+		}
+		opts = append(append(opts, timeout(attempt)...), deliver.WithWorkers(workers), deliver.WithRetention(keep, keepDead))
 		for _, text := range allow {
 			p, err := netip.ParsePrefix(text)
 			if err != nil {

@@ -99,6 +99,38 @@ func TestADeadLetterOfServeIsReplayedByTheCommand(t *testing.T) {
 	})
 }
 
+func TestServeGivesAnAttemptTheTimeItIsTold(t *testing.T) {
+	r := onSQLite(t)
+	to := receive(t, func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
+	r.ok("dest", "put", "acme", to.URL)
+	r.serve("--timeout", "1s")
+	r.run("x", "send", "--to", "acme", "--id", "late")
+	var first map[string]any
+	until(t, "an attempt", func() bool {
+		attempts := objects(t, r.ok("status", "late", "--json"))[0]["attempts"].([]any)
+		if len(attempts) > 0 {
+			first = attempts[0].(map[string]any)
+		}
+		return first != nil
+	})
+	require.NotEmpty(t, first["error"])
+	require.Less(t, first["ms"], 20_000.0) // by default 30,000
+}
+
+func TestServeKeepsDeadLettersAsLongAsItIsTold(t *testing.T) {
+	onEngines(t, func(t *testing.T, r tool) {
+		const day = 24 * time.Hour
+		in := letters(t, 3, func(i int, l map[string]any) {
+			l["died"] = time.Now().Add(-[]time.Duration{80 * day, 40 * day, day}[i-1]).UTC()
+		})
+		require.Zero(t, r.run(in, "dlq", "import").code)
+		r.serve("--keep-dead", "1440h")
+		until(t, "the purge", func() bool { return len(lines(r.ok("dlq", "ls"))) < 3 })
+		require.Len(t, lines(r.ok("dlq", "ls")), 2) // by default 1
+		require.Empty(t, r.ok("dlq", "ls", "--event", "e1"))
+	})
+}
+
 func TestASecondSignalEndsServeAtOnce(t *testing.T) {
 	r := onSQLite(t)
 	called, release := make(chan struct{}, 1), make(chan struct{})
