@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -170,4 +175,41 @@ func TestServeCutsOffWhatOutlastsTheGrace(t *testing.T) {
 	require.Equal(t, exitFailed, c.exit(t))
 	state := objects(t, r.ok("status", "one", "--json"))[0]
 	require.NotContains(t, []any{"delivered", "dead"}, state["state"])
+}
+
+// The replay waits at the third dead letter, which another replay has claimed and not yet
+// committed.
+func TestAnInterruptedReplayListsWhatItDid(t *testing.T) {
+	t.Parallel()
+	r := tool{t, database(t)}.migrated()
+	require.Zero(t, r.run(letters(t, 5, nil), "dlq", "import").code)
+	all := objects(t, r.ok("dlq", "ls", "--json"))
+	require.Len(t, all, 5)
+	third := all[2]["delivery"]
+	conn, err := pgx.Connect(t.Context(), r.db)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(context.Background())) }()
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `INSERT INTO retrip_replay (delivery, replay, created_at) VALUES ($1, 1, 0)`, third)
+	require.NoError(t, err)
+
+	cmd := r.child("dlq", "replay", "--all", "--json")
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	require.NoError(t, cmd.Start())
+	until(t, "the second replay", func() bool { return len(objects(t, r.ok("dlq", "ls", "--json"))) == 3 })
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Wait(), &exit)
+	require.Equal(t, exitFailed, exit.ExitCode())
+	require.Equal(t, "retrip: interrupted: what is listed was replayed, the rest was not\n", said.String())
+	require.NoError(t, tx.Rollback(t.Context()))
+
+	var listed []any
+	for _, o := range objects(t, out.String()) {
+		listed = append(listed, o["dead_letter"])
+	}
+	require.Equal(t, []any{all[4]["delivery"], all[3]["delivery"]}, listed)
+	require.Equal(t, all[:3], objects(t, r.ok("dlq", "ls", "--json")))
 }
