@@ -231,6 +231,12 @@ func TestDeadLettersAreReplayedByNumberByFilterAndOnce(t *testing.T) {
 		require.Len(t, next, 2)
 		require.InDelta(t, 1000, next[1].Sub(next[0]).Seconds(), 1)
 		require.Empty(t, r.run("", "dlq", "replay", "--dest", "nobody").out)
+
+		// All but the lost one were replayed by now: only who insists gets at them, and a
+		// purge.
+		require.Contains(t, r.run("", "dlq", "replay", "--all").err, "0 replayed, 1 refused\n")
+		require.Len(t, objects(t, r.run("", "dlq", "replay", "--event", "e2", "--force", "--json").out), 1)
+		require.Equal(t, "6 purged\n", r.run("", "dlq", "purge", "--older-than", "1s").err)
 	})
 }
 

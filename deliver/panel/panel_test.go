@@ -52,6 +52,23 @@ func TestTheFirstPageShowsHowDestinationsDoAndWhatIsUnderWay(t *testing.T) {
 	})
 }
 
+func TestTheFirstPageShowsFiftyOfWhatIsUnderWayAndSaysSo(t *testing.T) {
+	onEngines(t, func(t *testing.T, s store) {
+		s.put(t, "acme", "https://acme.example/hook")
+		b := browse(t, s)
+		for i := range 51 {
+			if i == 50 {
+				require.NotContains(t, b.get("."), "the next 50")
+			}
+			_, err := s.Send(t.Context(), deliver.Event{ID: fmt.Sprint(i), To: []string{"acme"}, Payload: []byte("{}")})
+			require.NoError(t, err)
+		}
+		page := b.get(".")
+		require.Equal(t, 50, strings.Count(page, `href="./event?id=`))
+		require.Contains(t, page, "<small>the next 50</small>")
+	})
+}
+
 func TestRatesAreThoseOfTheLastDay(t *testing.T) {
 	onEngines(t, func(t *testing.T, s store) {
 		s.put(t, "acme", "https://acme.example/hook")
