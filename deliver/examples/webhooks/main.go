@@ -9,6 +9,7 @@ package main
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -19,6 +20,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -189,8 +191,15 @@ func newReceivers() *receivers {
 	r.healthy = httptest.NewServer(r.receive("healthy", 0))
 	r.flaky = httptest.NewServer(r.receive("flaky", 1))
 	r.broken = httptest.NewUnstartedServer(r.receive("broken", 0))
-	r.broken.StartTLS()
 	r.broken.Config.ErrorLog = log.New(io.Discard, "", 0)
+	expired := &tls.Config{Certificates: []tls.Certificate{expiredCertificate()}}
+	r.broken.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		if r.bad.Load() {
+			return expired, nil
+		}
+		return nil, nil // the server's own
+	}}
+	r.broken.StartTLS()
 	return r
 }
 
@@ -204,18 +213,30 @@ func (r *receivers) urls() map[string]string {
 	return map[string]string{"healthy": r.healthy.URL, "flaky": r.flaky.URL, "broken": r.broken.URL}
 }
 
-// transport does not trust the certificate of the broken destination until it is mended.
+// expiredCertificate is one that somebody forgot to renew.
+func expiredCertificate() tls.Certificate {
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		panic(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().AddDate(-1, 0, 0), NotAfter: time.Now().AddDate(0, 0, -1),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
+	if err != nil {
+		panic(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}
+}
+
+// transport trusts the server's own certificate.
 func (r *receivers) transport() http.RoundTripper {
 	pool := x509.NewCertPool()
+	pool.AddCert(r.broken.Certificate())
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.MaxIdleConnsPerHost = 100
-	t.TLSClientConfig = &tls.Config{RootCAs: pool, VerifyConnection: func(s tls.ConnectionState) error {
-		if r.bad.Load() {
-			return errors.New("x509: certificate has expired")
-		}
-		return nil
-	}}
-	pool.AddCert(r.broken.Certificate())
+	t.TLSClientConfig = &tls.Config{RootCAs: pool}
 	return t
 }
 
@@ -236,10 +257,7 @@ func (r *receivers) receive(name string, failures int) http.HandlerFunc {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}
-		if _, known := r.where[id]; known {
-			return // done before: that is what the id is for
-		}
-		r.ledger[id]++
+		r.ledger[id]++ // a receiver in earnest looks first whether it did the work already
 		r.where[id] = name
 	}
 }
