@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -17,6 +18,17 @@ import (
 	"github.com/retrip-go/retrip/deliver"
 	"github.com/stretchr/testify/require"
 )
+
+func TestTheDatabaseIsReadableByItsOwnerAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new.db")
+	c := place{"sqlite", path}.open(t)
+	put(t, c, "acme", "https://acme.example")
+	for _, name := range []string{path, path + "-wal", path + "-shm"} {
+		info, err := os.Stat(name)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode(), name)
+	}
+}
 
 func TestOnlyPublicAndAllowedAddressesAreDialled(t *testing.T) {
 	t.Parallel()

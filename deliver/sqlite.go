@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -19,7 +20,7 @@ const sqliteBusy = 5 * time.Second
 
 // OpenSQLite opens the database in the file at path, which is made and migrated as
 // needed. It needs nothing installed, survives a crash of the process and of the
-// machine (WAL, synchronous=FULL), and serves any number of processes on one machine.
+// machine (WAL, synchronous=FULL), is readable by its owner alone, and serves any number of processes on one machine.
 //
 // SQLite has one writer at a time, so a transaction of the caller's (Transaction) must end
 // before anything else is written: a Send inside of one fails with a clear error
@@ -27,6 +28,10 @@ const sqliteBusy = 5 * time.Second
 func OpenSQLite(path string, opts ...Option) (*Client[*sql.Tx], error) {
 	if path == "" || strings.Contains(path, ":memory:") {
 		return nil, fmt.Errorf("deliver: OpenSQLite(%q): a file is needed: what is only in memory is not durable", path)
+	}
+	// The file holds secrets. SQLite gives its companions, -wal and -shm, the same mode.
+	if f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600); err == nil {
+		_ = f.Close() // what is wrong with it SQLite says better
 	}
 	ctx := context.Background()
 	db, err := sql.Open("sqlite", sqliteURI(path, "rwc", "immediate"))
