@@ -2,11 +2,15 @@ package deliver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -57,11 +61,29 @@ type Notice struct {
 func (n Notice) String() string {
 	switch n.Kind {
 	case BreakerOpened:
-		return fmt.Sprintf("%s is paused until %s, trip %d of %d, because %s", n.Destination, n.Until.Format(time.TimeOnly), min(n.Trip, n.Trips), n.Trips, n.Why)
+		return fmt.Sprintf("%s is paused until %s, trip %d of %d, because %s", n.Destination, clock(n.Until), min(n.Trip, n.Trips), n.Trips, n.Why)
 	case BreakerClosed:
 		return fmt.Sprintf("%s takes deliveries again", n.Destination)
 	}
-	return fmt.Sprintf("%s has %d new dead letters %v, the last because %s", n.Destination, n.Dead, n.Reasons, n.Why)
+	return fmt.Sprintf("%s has %d new dead letters (%s), the last because %s", n.Destination, n.Dead, n.reasons(), n.Why)
+}
+
+// reasons says them with the most frequent first: "exhausted 20, permanent 1".
+func (n Notice) reasons() string {
+	all := slices.SortedFunc(maps.Keys(n.Reasons), func(a, b Reason) int {
+		return cmp.Or(n.Reasons[b]-n.Reasons[a], cmp.Compare(a, b))
+	})
+	var parts []string
+	looked := 0
+	for _, r := range all {
+		parts = append(parts, fmt.Sprintf("%s %d", r, n.Reasons[r]))
+		looked += n.Reasons[r]
+	}
+	text := strings.Join(parts, ", ")
+	if looked < n.Dead {
+		text += fmt.Sprintf(" of the last %d", looked)
+	}
+	return text
 }
 
 // A Notifier passes notices on. It is called by a worker of the queue: a notice is as

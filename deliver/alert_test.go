@@ -57,7 +57,7 @@ func TestTooManyDeadLettersGiveOneNoticeAnHour(t *testing.T) {
 		require.Equal(t, 5, n.Dead)
 		require.Equal(t, map[deliver.Reason]int{deliver.ReasonExhausted: 3, deliver.ReasonPermanent: 2}, n.Reasons)
 		require.Equal(t, "504 Gateway Timeout", n.Why)
-		require.Equal(t, "acme has 5 new dead letters map[exhausted:3 permanent:2], the last because 504 Gateway Timeout", n.String())
+		require.Equal(t, "acme has 5 new dead letters (exhausted 3, permanent 2), the last because 504 Gateway Timeout", n.String())
 
 		buried(t, c, "acme", 15, 20, deliver.ReasonPermanent, time.Now())
 		look("marker-2")

@@ -48,11 +48,11 @@ func (d DestinationState) describe(ladder int) string {
 	case d.Disabled != "":
 		return "disabled: " + d.Disabled
 	case d.HeldUntil.After(now):
-		return "held until " + d.HeldUntil.Format(time.TimeOnly)
+		return "held until " + clock(d.HeldUntil)
 	case d.PausedUntil.After(now) && d.Trips > 0:
-		return fmt.Sprintf("paused until %s, trip %d of %d, because %s", d.PausedUntil.Format(time.TimeOnly), min(d.Trips, ladder), ladder, d.PausedWhy)
+		return fmt.Sprintf("paused until %s, trip %d of %d, because %s", clock(d.PausedUntil), min(d.Trips, ladder), ladder, d.PausedWhy)
 	case d.PausedUntil.After(now):
-		return fmt.Sprintf("paused until %s, because %s", d.PausedUntil.Format(time.TimeOnly), d.PausedWhy)
+		return fmt.Sprintf("paused until %s, because %s", clock(d.PausedUntil), d.PausedWhy)
 	case d.Trips > 0:
 		return "being probed"
 	}

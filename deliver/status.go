@@ -44,17 +44,26 @@ func (s Status) String() string {
 	switch s.State {
 	case StateWaiting:
 		if s.Next.After(time.Now()) {
-			return "waiting, first attempt at " + s.Next.Format(time.TimeOnly)
+			return "waiting, first attempt at " + clock(s.Next)
 		}
 		return "waiting"
 	case StateSending:
 		return fmt.Sprintf("attempt %d of %d under way", s.Attempt, s.MaxAttempts)
 	case StateRetrying:
-		return fmt.Sprintf("attempt %d of %d, next at %s", min(s.Attempt+1, s.MaxAttempts), s.MaxAttempts, s.Next.Format(time.TimeOnly))
+		return fmt.Sprintf("attempt %d of %d, next at %s", min(s.Attempt+1, s.MaxAttempts), s.MaxAttempts, clock(s.Next))
 	case StateDelivered:
 		return fmt.Sprintf("delivered at attempt %d of %d", s.Attempt, s.MaxAttempts)
 	}
 	return fmt.Sprintf("%s after %d of %d attempts", s.State, s.Attempt, s.MaxAttempts)
+}
+
+// clock leaves the date out today.
+func clock(t time.Time) string {
+	t = t.Local()
+	if t.Format(time.DateOnly) == time.Now().Format(time.DateOnly) {
+		return t.Format(time.TimeOnly)
+	}
+	return t.Format(time.DateTime)
 }
 
 // LastError is what the last attempt failed with, "" if there is none.
