@@ -331,9 +331,9 @@ func (dl *DeadLetters) replayOne(ctx context.Context, dead DeadLetter, at time.T
 			return err
 		}
 		attempts := row.MaxAttempts
-		if to, err := destination(ctx, tx, d.Destination); err == nil {
+		if to, err := destination(ctx, tx, d.Destination); err == nil && dl.c.knows(to.Schedule) {
 			attempts = dl.c.schedule(to.Schedule).Attempts
-		} else if !errors.Is(err, ErrNotFound) {
+		} else if ignore(err, ErrNotFound) != nil {
 			return err
 		}
 		d.Replays, d.Planned = dead.ID, at
@@ -385,7 +385,7 @@ func refusal(ctx context.Context, s session, dead DeadLetter, force bool) (refus
 
 // Purge deletes the dead letters that died before then, and returns how many.
 func (dl *DeadLetters) Purge(ctx context.Context, before time.Time) (int, error) {
-	return dl.c.purgeStates(ctx, deliveryKind, before, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+	return dl.c.purgeStates(ctx, deliveryKind, before, `finalized_at < @before`, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 }
 
 // Delete deletes the dead letters that the filter chooses, and returns how many. The
@@ -416,15 +416,18 @@ func (dl *DeadLetters) Delete(ctx context.Context, f Filter) (int, error) {
 
 // purge deletes what is older than it is to be kept.
 func (c *core) purge(ctx context.Context) error {
-	_, err := c.purgeStates(ctx, noticeKind, time.Now().Add(-30*24*time.Hour),
+	_, err := c.purgeStates(ctx, noticeKind, time.Now().Add(-30*24*time.Hour), `finalized_at < @before`,
 		rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 	errs := []error{err}
 	if c.config.keep > 0 {
-		_, err := c.purgeStates(ctx, deliveryKind, time.Now().Add(-c.config.keep), rivertype.JobStateCompleted)
+		_, err := c.purgeStates(ctx, deliveryKind, time.Now().Add(-c.config.keep), `finalized_at < @before`, rivertype.JobStateCompleted)
 		errs = append(errs, err)
 	}
 	if c.config.keepDead > 0 {
-		_, err := c.Dead().Purge(ctx, time.Now().Add(-c.config.keepDead))
+		// Of an imported one scheduled_at is when it was imported: else an old one, brought
+		// back to be replayed, would be gone at once.
+		_, err := c.purgeStates(ctx, deliveryKind, time.Now().Add(-c.config.keepDead), `finalized_at < @before AND scheduled_at < @before`,
+			rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 		errs = append(errs, err)
 	}
 	oldest := time.Now().Add(-90*24*time.Hour).Unix() / 60
@@ -439,11 +442,11 @@ func (c *core) purge(ctx context.Context) error {
 }
 
 // purgeStates deletes in batches small enough not to keep others waiting.
-func (c *core) purgeStates(ctx context.Context, kind string, before time.Time, in ...rivertype.JobState) (int, error) {
+func (c *core) purgeStates(ctx context.Context, kind string, before time.Time, where string, in ...rivertype.JobState) (int, error) {
 	total := 0
 	for {
 		n, err := c.store.remove(ctx, river.NewJobDeleteManyParams().First(page).Kinds(kind).States(in...).
-			Where(`finalized_at < @before`, river.NamedArgs{"before": c.store.stamp(before)}))
+			Where(where, river.NamedArgs{"before": c.store.stamp(before)}))
 		total += n
 		if err != nil || n < page {
 			return total, err
@@ -486,7 +489,8 @@ func (dl *DeadLetters) Export(ctx context.Context, w io.Writer, f Filter) (int, 
 
 // Import reads what Export wrote, and returns how many dead letters it added. Those
 // whose event the database has a delivery of, to the same destination, are left out. A
-// line that cannot be read ends it with an error; what came before it is kept.
+// line that cannot be read ends it with an error; what came before it is kept. The
+// retention of what is imported starts anew.
 func (dl *DeadLetters) Import(ctx context.Context, r io.Reader) (int, error) {
 	in := bufio.NewScanner(r)
 	in.Buffer(nil, dl.c.config.maxBody/3*4+4<<20) // base64, and the story
@@ -592,8 +596,8 @@ func (dl *DeadLetters) addTx(ctx context.Context, tx txn, l letter) (added bool,
 		list = `jsonb($3)`
 	}
 	_, err = tx.exec(ctx, `UPDATE river_job SET state = 'discarded', attempt = $2, errors = `+list+`,
-		created_at = $4, scheduled_at = $4, attempted_at = $5, finalized_at = $5 WHERE id = $1`,
-		sent.Job.ID, attempts, string(errs), dl.c.store.stamp(created), dl.c.store.stamp(died))
+		created_at = $4, scheduled_at = $6, attempted_at = $5, finalized_at = $5 WHERE id = $1`,
+		sent.Job.ID, attempts, string(errs), dl.c.store.stamp(created), dl.c.store.stamp(died), dl.c.store.stamp(time.Now()))
 	return err == nil, err
 }
 

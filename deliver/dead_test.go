@@ -245,6 +245,9 @@ func TestAFilterChoosesDeadLetters(t *testing.T) {
 	})
 }
 
+// notImported makes dead letters as old as if they had died here.
+const notImported = `UPDATE river_job SET scheduled_at = finalized_at`
+
 func TestRetentionPurgesWhatIsOverAndNothingElse(t *testing.T) {
 	onEngines(t, func(t *testing.T, p place) {
 		c := p.open(t, deliver.WithRetention(time.Hour, 2*time.Hour))
@@ -257,12 +260,56 @@ func TestRetentionPurgesWhatIsOverAndNothingElse(t *testing.T) {
 		buried(t, c, "acme", 0, n, deliver.ReasonGone, time.Now().Add(-3*time.Hour))
 		p.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'completed' WHERE id <= %d`, n*5/6))
 		buried(t, c, "acme", n, n+2, deliver.ReasonGone, time.Now().Add(-90*time.Minute))
+		p.exec(t, notImported)
 		send(t, c, "pending", "acme")
 		p.exec(t, `UPDATE river_job SET created_at = `+p.minutesAgo(3*24*60)+`, scheduled_at = `+p.minutesAgo(3*24*60)+` WHERE state = 'available'`)
 		require.NoError(t, c.Start(t.Context()))
 		until(t, "the purge", func() bool { return p.count(t, `SELECT count(*) FROM river_job`) <= 3 })
 		require.Equal(t, []string{fmt.Sprint("acme-", n+1), fmt.Sprint("acme-", n)}, list(t, c, deliver.Filter{}))
 		reached(t, c, "pending", deliver.StateWaiting)
+	})
+}
+
+func TestTheRetentionOfAnImportStartsAnew(t *testing.T) {
+	onEngines(t, func(t *testing.T, p place) {
+		c := p.open(t, deliver.WithRetention(time.Hour, 2*time.Hour))
+		put(t, c, "acme", "https://acme.example")
+		buried(t, c, "acme", 0, 1, deliver.ReasonGone, time.Now().Add(-3*time.Hour)) // to see that the purge ran
+		p.exec(t, notImported)
+		old := `{"event":"old","destination":"acme","payload":"e30=","max_attempts":1,"reason":"exhausted","died":"2026-01-02T03:04:05Z"}`
+		n, err := c.Dead().Import(t.Context(), strings.NewReader(old))
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		require.NoError(t, c.Start(t.Context()))
+		until(t, "the purge", func() bool { return p.count(t, `SELECT count(*) FROM river_job`) == 1 })
+		d := letter(t, c, "old")
+		require.Equal(t, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), d.Ended.UTC())
+		n, err = c.Dead().Purge(t.Context(), time.Now().Add(-time.Hour))
+		require.NoError(t, err)
+		require.Equal(t, 1, n, "by hand it is as old as it is")
+	})
+}
+
+func TestAReplayByWhoDoesNotKnowTheScheduleKeepsItsAttempts(t *testing.T) {
+	onEngines(t, func(t *testing.T, p place) {
+		c := p.open(t, deliver.WithSchedule("short", deliver.Steps(time.Millisecond)))
+		r := receive(t, func(_ int, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+		require.NoError(t, c.Destinations().Put(t.Context(), deliver.Destination{ID: "acme", URL: r.URL, Schedule: "short"}))
+		require.NoError(t, c.Start(t.Context()))
+		send(t, c, "a", "acme")
+		d := letter(t, c, "a")
+		require.Equal(t, 2, d.MaxAttempts)
+		require.NoError(t, c.Destinations().Pause(t.Context(), "acme", time.Now().Add(time.Hour)))
+
+		stranger := p.open(t)
+		replayed := replay(t, stranger, d.ID, deliver.Replaying{})
+		require.NoError(t, replayed.Refused)
+		all, err := stranger.Status(t.Context(), "a")
+		require.NoError(t, err)
+		require.Len(t, all, 2)
+		for _, s := range all {
+			require.Equal(t, 2, s.MaxAttempts)
+		}
 	})
 }
 

@@ -259,3 +259,9 @@ func (c *core) schedule(name string) Schedule {
 	}
 	return c.config.schedules[""]
 }
+
+// knows reports whether this process was told of the schedule; another may be.
+func (c *core) knows(schedule string) bool {
+	_, ok := c.config.schedules[schedule]
+	return ok
+}

@@ -282,8 +282,7 @@ func (a *app) dlqImport() *cobra.Command {
 		Short: "Read what export printed",
 		Long: `Import reads from the standard input what export printed. Events that the database has a
 delivery of, to the same destination, are left out: it may be run again. What is imported
-is a dead letter until it is replayed, or purged: its age goes on, so serve needs a longer
---keep-dead for what died more than 30 days ago.`,
+is a dead letter until it is replayed, or has been there for as long as serve keeps them.`,
 		Example:           "  retrip --db other.db dlq import <acme.jsonl",
 		Args:              noArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
