@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"time"
 
 	"github.com/retrip-go/retrip/deliver"
@@ -83,6 +84,19 @@ something that has. It shows payloads; --allow-replay lets it replay as well.`,
 	return cmd
 }
 
+// localOnly refuses requests for another host than this one: a page elsewhere, whose
+// name was made to lead here, would otherwise read payloads through the user's browser.
+func localOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		host := (&url.URL{Host: req.Host}).Hostname()
+		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
+			http.Error(w, "this panel is on loopback, and serves only localhost", http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, req)
+	})
+}
+
 func (a *app) serveUntil(ctx context.Context, s store, listen string, replay bool, grace time.Duration) error {
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute}
 	failed := make(chan error, 1)
@@ -96,6 +110,9 @@ func (a *app) serveUntil(ctx context.Context, s store, listen string, replay boo
 			opts = append(opts, panel.WithAuthorize(func(*http.Request) bool { return true }))
 		}
 		server.Handler = panel.Handler(s, opts...)
+		if tcp, ok := l.Addr().(*net.TCPAddr); ok && tcp.IP.IsLoopback() {
+			server.Handler = localOnly(server.Handler)
+		}
 		go func() { failed <- server.Serve(l) }()
 		defer func() { _ = server.Close() }()
 		fmt.Fprintf(a.err, "the panel is at http://%s/\n", l.Addr())
