@@ -13,12 +13,13 @@ type head struct {
 	Status   int         `json:"status"`
 	Header   http.Header `json:"header,omitempty"`
 	Trailer  http.Header `json:"trailer,omitempty"`
+	Added    http.Header `json:"added,omitempty"`
 	Unstored bool        `json:"unstored,omitempty"`
 }
 
 // MarshalBinary encodes r for a store: a line of JSON, and the body as it is.
 func (r Record) MarshalBinary() ([]byte, error) {
-	line, err := json.Marshal(head{r.Status, recode(r.Header, widen), recode(r.Trailer, widen), r.Unstored})
+	line, err := json.Marshal(head{r.Status, recode(r.Header, widen), recode(r.Trailer, widen), recode(r.Added, widen), r.Unstored})
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +36,10 @@ func (r *Record) UnmarshalBinary(b []byte) error {
 	if err := json.Unmarshal(line, &h); err != nil {
 		return err
 	}
-	*r = Record{Status: h.Status, Header: recode(h.Header, narrow), Body: body, Trailer: recode(h.Trailer, narrow), Unstored: h.Unstored}
+	*r = Record{
+		Status: h.Status, Header: recode(h.Header, narrow), Body: body, Trailer: recode(h.Trailer, narrow),
+		Added: recode(h.Added, narrow), Unstored: h.Unstored,
+	}
 	return nil
 }
 

@@ -13,7 +13,7 @@ func FuzzARecordComesBackAsItWas(f *testing.F) {
 	f.Add(204, "x-odd\xfe", "é\u2028\"<&>", "", false)
 	f.Fuzz(func(t *testing.T, status int, name, value, body string, unstored bool) {
 		want := idempotent.Record{
-			Status: status, Header: http.Header{name: {value, ""}, name + "2": {}}, Body: []byte(body), Trailer: http.Header{name: {value}}, Unstored: unstored,
+			Status: status, Header: http.Header{name: {value, ""}, name + "2": {}}, Body: []byte(body), Trailer: http.Header{name: {value}}, Added: http.Header{name: {value}}, Unstored: unstored,
 		}
 		b, err := want.MarshalBinary()
 		require.NoError(t, err)

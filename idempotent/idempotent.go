@@ -192,8 +192,8 @@ func Logger(l *slog.Logger) Option {
 // is stored, or until next flushes it or it is longer than MaxAnswer. 1xx responses and
 // what http.ResponseController does are passed on; the writer is no http.Pusher.
 //
-// Fields that were in the header before next ran are not stored: they are of the one
-// request, such as its id. Fields of the connection and Date are not either.
+// Fields that were in the header before next ran are not stored, and of those that it
+// adds to only what it adds: they are of the one request, such as its id. Fields of the connection and Date are not either.
 func Handler(next http.Handler, store Store, opts ...Option) http.Handler {
 	if next == nil || store == nil {
 		panic("idempotent: Handler: the handler or the store is nil")

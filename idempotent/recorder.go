@@ -243,10 +243,15 @@ func (r *recorder) record(gone bool) (Record, bool) {
 	rec := Record{Status: r.status, Header: make(http.Header), Body: slices.Clone(r.body.Bytes())}
 	left := append(fieldNames(r.header["Connection"]), notStored...)
 	for name, v := range r.header {
-		if above, ok := r.above[name]; ok && slices.Equal(above, v) {
+		if slices.Contains(left, name) || strings.HasPrefix(name, http.TrailerPrefix) {
 			continue
 		}
-		if !slices.Contains(left, name) && !strings.HasPrefix(name, http.TrailerPrefix) {
+		switch above, ok := r.above[name]; {
+		case ok && slices.Equal(above, v):
+		case len(above) > 0 && len(v) > len(above) && slices.Equal(above, v[:len(above)]):
+			// Such as a Set-Cookie after that of a session, which is of the one request.
+			add(&rec.Added, name, v[len(above):])
+		default:
 			rec.Header[name] = slices.Clone(v)
 		}
 	}
@@ -255,12 +260,17 @@ func (r *recorder) record(gone bool) (Record, bool) {
 		if !r.isTrailer(name) || strings.EqualFold(plain, ReplayedHeader) {
 			continue
 		}
-		if rec.Trailer == nil {
-			rec.Trailer = make(http.Header)
-		}
-		rec.Trailer[plain] = slices.Clone(v)
+		add(&rec.Trailer, plain, v)
 	}
 	return rec, true
+}
+
+// add sets a field of a header that may not be there yet.
+func add(h *http.Header, name string, values []string) {
+	if *h == nil {
+		*h = make(http.Header)
+	}
+	(*h)[name] = slices.Clone(values)
 }
 
 // replay gives a stored answer again. Its trailers are announced, or net/http would leave
@@ -269,6 +279,9 @@ func replay(w http.ResponseWriter, r Record) {
 	h := w.Header()
 	for name, v := range r.Header {
 		h[name] = slices.Clone(v)
+	}
+	for name, v := range r.Added {
+		h[name] = slices.Concat(h[name], v)
 	}
 	h.Set(ReplayedHeader, "true")
 	if len(r.Trailer) > 0 {

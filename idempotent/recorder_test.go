@@ -292,21 +292,26 @@ func TestFieldsOfOneRequestOrConnectionAreNotReplayed(t *testing.T) {
 	protected := idempotent.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for name, v := range map[string]string{
 			"Connection": "X-Hop, keep-alive", "X-Hop": "1", "Keep-Alive": "1", "Upgrade": "1", "Date": "yesterday",
-			"X-Kept": "1", "Vary": "Accept", "Cache-Control": "private", "X-Changed": "by the handler",
+			"X-Kept": "1", "Cache-Control": "private", "X-Changed": "by the handler",
 		} {
 			w.Header().Set(name, v)
 		}
+		w.Header().Add("Vary", "Accept")
+		w.Header().Add("Set-Cookie", "a=1")
+		w.Header().Add("Set-Cookie", "b=2")
 	}), idempotent.Memory(10))
 	n := 0
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n++
 		w.Header().Set("X-Request-Id", fmt.Sprint(n))
 		w.Header().Set("X-Changed", "above")
+		w.Header().Set("Vary", "Origin")
+		w.Header().Set("Set-Cookie", fmt.Sprint("session=", n))
 		protected.ServeHTTP(w, r)
 	})
 	require.Equal(t, "1", serve(h, post("k", "")).Header.Get("X-Request-Id"))
 	require.Equal(t, http.Header{
-		"X-Request-Id": {"2"}, "X-Kept": {"1"}, "Vary": {"Accept"}, "Cache-Control": {"private"}, "X-Changed": {"by the handler"},
+		"X-Request-Id": {"2"}, "Set-Cookie": {"session=2", "a=1", "b=2"}, "X-Kept": {"1"}, "Vary": {"Origin", "Accept"}, "Cache-Control": {"private"}, "X-Changed": {"by the handler"},
 		idempotent.ReplayedHeader: {"true"},
 	}, serve(h, post("k", "")).Header)
 }

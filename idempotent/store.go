@@ -83,5 +83,6 @@ type Record struct {
 	Header   http.Header
 	Body     []byte
 	Trailer  http.Header
-	Unstored bool // there was an answer, but it was too long, or was no HTTP response
+	Added    http.Header // values that follow those of the replay's own, set above the handler
+	Unstored bool        // there was an answer, but it was too long, or was no HTTP response
 }

@@ -162,7 +162,7 @@ func answered(t *testing.T, s *suite) {
 		{Status: 204, Header: http.Header{}},
 		{Status: 200, Header: http.Header{"X-Latin": {"caf\xe9", "\xff\xfe"}, "X-Utf8": {"caf\u00e9"}, "X-Json": {`"<&>\n`}}, Body: []byte("\n{}\n")},
 		{Status: 200, Header: http.Header{}, Body: bytes.Repeat(binary, 1<<12)}, // 1 MiB
-		{Status: 200, Header: http.Header{"A": {"b"}}, Body: []byte("x"), Trailer: http.Header{"T": {"1", "2"}}},
+		{Status: 200, Header: http.Header{"A": {"b"}}, Body: []byte("x"), Trailer: http.Header{"T": {"1", "2"}}, Added: http.Header{"Set-Cookie": {"a=\xe9", "b"}}},
 		{Status: 200, Unstored: true, Header: http.Header{}},
 	} {
 		s.key = fmt.Sprint(s.key, i)
@@ -174,7 +174,7 @@ func answered(t *testing.T, s *suite) {
 		}
 		got := v.Record
 		if got.Status != want.Status || got.Unstored != want.Unstored || string(got.Body) != string(want.Body) ||
-			!same(got.Header, want.Header) || !same(got.Trailer, want.Trailer) {
+			!same(got.Header, want.Header) || !same(got.Trailer, want.Trailer) || !same(got.Added, want.Added) {
 			t.Fatalf("the record is %+v, not %+v", got, want)
 		}
 		s.state(s.claim("three"), idempotent.Done)
