@@ -613,6 +613,11 @@ func TestATransactionsAnswerGoesOutWhenItIsCommitted(t *testing.T) {
 		"not committed":     {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(201) }, errStore, 503, "store-failed", "commit"},
 		"rolled back":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, nil, 500, "", "rollback"},
 		"too long to store": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "long") }, nil, 500, "not-whole", "rollback"},
+		"too long to hold": {func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(429)
+			_, _ = io.WriteString(w, "on")
+			_, _ = io.WriteString(w, "ly half")
+		}, nil, 500, "not-whole", "rollback"},
 		"shorter than said": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "1") }, nil, 500, "not-whole", "rollback"},
 		"panicked":          {func(http.ResponseWriter, *http.Request) { panic("a bug") }, nil, 0, "", "rollback"},
 	} {

@@ -362,13 +362,13 @@ func (c claim) run(w http.ResponseWriter, r *http.Request, next http.Handler, v 
 func (c claim) conclude(rec *recorder, gone bool) {
 	record, whole := rec.record(gone)
 	switch {
-	case !rec.hijacked && !c.remember(record.Status):
-		c.abandon()
-	case rec.hold && !whole:
+	case rec.hold && !whole: // what there is of it may not be sent either
 		c.abandon()
 		rec.reset()
 		c.refuse(rec.ResponseWriter, http.StatusInternalServerError, notWhole, 0)
 		return
+	case !rec.hijacked && !c.remember(record.Status):
+		c.abandon()
 	default:
 		err := c.do(func(ctx context.Context) error { return c.store.Finish(ctx, c.key, c.owner, record, c.ttl) })
 		c.note("an answer could not be stored", err)

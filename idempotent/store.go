@@ -73,7 +73,8 @@ type Verdict struct {
 	Context context.Context
 
 	// Transactional says that what the handler does counts only when Finish returns
-	// nil. Its answer is held back until then, however long.
+	// nil. Its answer is held back until then; one that is too long to be stored is
+	// replaced, and undone.
 	Transactional bool
 }
 
