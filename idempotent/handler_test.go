@@ -540,6 +540,44 @@ func TestALeaseThatIsNotRenewedIsLostAndThenFinished(t *testing.T) {
 	})
 }
 
+// TestARenewalThatHangsLeavesTimeForAnother: its lease does not end for it.
+func TestARenewalThatHangsLeavesTimeForAnother(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var renewals atomic.Int64
+		hangs := func(ctx context.Context) error {
+			if renewals.Add(1)%2 == 0 {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		charges := count(func(http.ResponseWriter, *http.Request) { time.Sleep(10 * time.Minute) })
+		h := idempotent.Handler(charges, &store{Store: idempotent.Memory(10), renew: hangs}, quiet, idempotent.TakeOver(0))
+		go serve(h, post("k", ""))
+		for range 599 {
+			time.Sleep(time.Second)
+			refuses(t, serve(h, post("k", "")), http.StatusConflict, "running")
+		}
+		time.Sleep(2 * time.Second)
+		replays(t, serve(h, post("k", "")), http.StatusOK, "")
+		require.EqualValues(t, 1, charges.runs.Load())
+	})
+}
+
+func TestTakeOverWithoutDelayRunsALostKeyAtOnce(t *testing.T) {
+	t.Parallel()
+	first := true
+	h := idempotent.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if first {
+			first = false
+			panic("a bug")
+		}
+	}), idempotent.Memory(10), idempotent.TakeOver(0))
+	require.NotNil(t, panics(h, post("k", "")))
+	require.Eventually(t, func() bool { return serve(h, post("k", "")).StatusCode == http.StatusOK }, 10*time.Second, time.Millisecond)
+}
+
 // TestAnOwnerThatWasTakenOverDoesNotOverwrite, and asks for no more leases.
 func TestAnOwnerThatWasTakenOverDoesNotOverwrite(t *testing.T) {
 	t.Parallel()

@@ -418,9 +418,13 @@ func (c claim) keepAlive() (stop func()) {
 	done := make(chan struct{})
 	timer := time.AfterFunc(c.lease/3, func() {
 		defer close(done)
+		// The time that a step hangs is part of the pause after it, or one that does would
+		// leave no time for another within the lease.
+		next := time.NewTicker(c.lease / 3)
+		defer next.Stop()
 		for ctx.Err() == nil && c.renew(ctx) {
 			select {
-			case <-time.After(c.lease / 3):
+			case <-next.C:
 			case <-ctx.Done():
 			}
 		}
