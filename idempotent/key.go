@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// maxKey is how long a key may be, in bytes; deployed services take as many.
-const maxKey = 255
+// maxKey is how long a key may be, in bytes: RFC 9651 asks for as many of who reads
+// strings, and package retrip sends as many. Stores see only a hash.
+const maxKey = 1024
 
 // parseKey reads the key, which comes raw, as deployed clients send it, or as a string
 // of RFC 9651 section 3.3.3, as the draft asks. Both forms of a key are the same key.

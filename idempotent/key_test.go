@@ -13,7 +13,7 @@ import (
 // and of RFC 9651's strings; want is the raw form of the same key, and empty if there is none.
 func TestKeysAreReadRawAndQuoted(t *testing.T) {
 	t.Parallel()
-	long, escaped := strings.Repeat("k", 255), strings.Repeat(`\"`, 254)
+	long, escaped := strings.Repeat("k", 1024), strings.Repeat(`\"`, 1023)
 	for _, test := range []struct{ field, want string }{
 		{`"8e03978e-40d5-43dd-bc93-6894a57f9324"`, "8e03978e-40d5-43dd-bc93-6894a57f9324"},
 		{`8e03978e-40d5-43dd-bc93-6894a57f9324`, "8e03978e-40d5-43dd-bc93-6894a57f9324"},
@@ -32,7 +32,7 @@ func TestKeysAreReadRawAndQuoted(t *testing.T) {
 		{`"a\,b"`, ""}, {`"foo\`, ""}, {`"foo\"`, ""}, {`"füü"`, ""}, {`füü`, ""}, {"\"a\tb\"", ""}, {"a\tb", ""},
 		{"\"a\nb\"", ""}, {"\"a\x7fb\"", ""}, {`a b`, ""}, {`a,b`, ""}, {`a\b`, ""},
 		{`"a", "b"`, ""}, {`"a";p=1, "b"`, ""}, {`"a";p="`, ""}, {`"a";`, ""}, {`"a";P`, ""}, {`"a" ;p`, ""},
-		{long + "k", ""}, {`"` + long + `k"`, ""}, {`"` + strings.Repeat("k", 1024) + `"`, ""},
+		{long + "k", ""}, {`"` + long + `k"`, ""}, {`a"b`, ""},
 	} {
 		charges := say("done")
 		h := idempotent.Handler(charges, idempotent.Memory(10))

@@ -14,7 +14,7 @@ var (
 	missing = refusal{"missing", "Idempotency-Key is missing",
 		"This operation needs an Idempotency-Key header field."}
 	malformed = refusal{"malformed", "Idempotency-Key cannot be read",
-		"The Idempotency-Key must be one field of 1 to 255 visible ASCII characters, in double quotes or without."}
+		"The Idempotency-Key must be one field of 1 to 1024 visible ASCII characters, in double quotes if one is a quote, a comma or a backslash."}
 	unreadable = refusal{"unreadable", "Request body cannot be read",
 		"The connection failed before the whole request body was here. Nothing was done."}
 	tooLarge = refusal{"too-large", "Request body is too large",
