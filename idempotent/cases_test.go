@@ -148,5 +148,10 @@ func TestB75OnlyAReplaySaysThatItIsOne(t *testing.T) {
 		s := start(t, h)
 		answers(t, send(t, s, "k", ""), http.StatusOK, "done")
 		replays(t, send(t, s, "k", ""), http.StatusOK, "done")
+		above := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(idempotent.ReplayedHeader, "true")
+			h.ServeHTTP(w, r)
+		})
+		refuses(t, send(t, start(t, above), "k", "other"), http.StatusUnprocessableEntity, "reused")
 	}
 }

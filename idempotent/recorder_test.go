@@ -211,6 +211,42 @@ func TestAStreamToAClientThatWentAwayIsNotReplayed(t *testing.T) {
 	refuses(t, send(t, s, "k", ""), http.StatusConflict, "not-stored")
 }
 
+// A brokenWriter loses what is written from its nth write on; so long the client is there.
+type brokenWriter struct {
+	*httptest.ResponseRecorder
+	n int
+}
+
+func (w *brokenWriter) fail() error {
+	if w.n--; w.n < 0 {
+		return io.ErrClosedPipe
+	}
+	return nil
+}
+
+func (w *brokenWriter) Write(p []byte) (int, error) { return len(p), w.fail() }
+func (w *brokenWriter) FlushError() error           { return w.fail() }
+
+// TestAStreamThatBreaksIsNotReplayed: its handler may have seen that, and stopped.
+func TestAStreamThatBreaksIsNotReplayed(t *testing.T) {
+	t.Parallel()
+	for n := range 6 {
+		h := idempotent.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			for range 2 { // the first is written by Flush
+				_, _ = io.WriteString(w, "some,")
+				flush(w)
+			}
+			_, _ = io.WriteString(w, "last")
+		}), idempotent.Memory(10))
+		h.ServeHTTP(&brokenWriter{httptest.NewRecorder(), n}, post("k", ""))
+		if n < 5 {
+			refuses(t, serve(h, post("k", "")), http.StatusConflict, "not-stored")
+		} else {
+			replays(t, serve(h, post("k", "")), http.StatusOK, "some,some,last")
+		}
+	}
+}
+
 func TestAConnectionThatIsTakenOverIsNotReplayed(t *testing.T) {
 	t.Parallel()
 	for _, header := range []bool{false, true} {
