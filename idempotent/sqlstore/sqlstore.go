@@ -108,9 +108,32 @@ func (s *Store) gone(row string) string {
 	return fmt.Sprintf("%[1]sexpires <= %[2]s AND (%[1]sanswer IS NOT NULL OR %[1]sleased <= %[2]s)", row, s.now)
 }
 
-// Begin claims the key in one statement: of all that come at once one gets it.
+// grace is how much longer than its client a claim may take.
+const grace = 10 * time.Second
+
+// Begin claims the key in one statement: of all that come at once one gets it. It does
+// not end with ctx, but a while later: a statement that is cut off in its commit may
+// still be committed when Abandon has found nothing, and the key would be lost for TTL.
 func (s *Store) Begin(ctx context.Context, key string, c idempotent.Claim) (idempotent.Verdict, error) {
+	if err := ctx.Err(); err != nil {
+		return idempotent.Verdict{}, err
+	}
+	ctx, stop := outlive(ctx, grace)
+	defer stop()
 	return repeat(func() (idempotent.Verdict, error) { return s.claim(ctx, s.db, key, c) })
+}
+
+// outlive returns a context that ends so long after ctx, or with stop.
+func outlive(ctx context.Context, d time.Duration) (longer context.Context, stop func()) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	alone := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(d):
+			cancel()
+		case <-longer.Done():
+		}
+	})
+	return longer, func() { alone(); cancel() }
 }
 
 // repeat does again what came to nothing because of others: a key that went between two

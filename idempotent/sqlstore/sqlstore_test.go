@@ -357,6 +357,45 @@ func TestABusySQLiteIsAnErrorAndThenAsGoodAsBefore(t *testing.T) {
 	require.Equal(t, idempotent.Running, begin(t, hasty, "key", claim("three")).State)
 }
 
+// A client leaves while the database is slow to commit its claim: the claim is made, and
+// known to be, so that its handler runs. It would be nobody's, and lost, if the statement
+// ended with the client and were committed after that.
+func TestAClaimDoesNotEndInTheMiddleBecauseItsClientLeft(t *testing.T) {
+	t.Parallel()
+	db := postgres(t)
+	s := db.store(t)
+	_, err := db.Exec(`CREATE SEQUENCE came;
+		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$
+		DECLARE over timestamptz := clock_timestamp() + interval '500 ms';
+		BEGIN
+			PERFORM nextval('came'); -- others see it at once
+			WHILE clock_timestamp() < over LOOP -- as a disk, it cannot be told to stop
+				BEGIN PERFORM pg_sleep(0.02); EXCEPTION WHEN query_canceled THEN NULL; END;
+			END LOOP;
+			RETURN NULL;
+		END $$;
+		CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON retrip_idempotency DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()`)
+	require.NoError(t, err)
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		defer leave()
+		for came := false; !came && ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
+			if err := db.QueryRowContext(ctx, "SELECT is_called FROM came").Scan(&came); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	v, err := s.Begin(ctx, "key", claim("one"))
+	require.NoError(t, err)
+	require.Equal(t, idempotent.Claimed, v.State)
+	require.NoError(t, s.Abandon(t.Context(), "key", "one"))
+	require.Equal(t, idempotent.Claimed, begin(t, s, "key", claim("two")).State)
+	<-ctx.Done()
+	_, err = s.Begin(ctx, "other", claim("one"))
+	require.ErrorIs(t, err, context.Canceled)
+}
+
 // A strict default makes PostgreSQL abort what could not have happened one after the other.
 func TestAStoreKeepsTheContractWhateverTheIsolation(t *testing.T) {
 	t.Parallel()
