@@ -18,11 +18,12 @@ type Store interface {
 	// 0. It returns ErrNotOwner if the key is not the owner's any more.
 	Renew(ctx context.Context, key, owner string, lease time.Duration) error
 
-	// Finish stores the answer, for ttl from now. ErrNotOwner as with Renew.
+	// Finish stores the answer, for ttl from now. ErrNotOwner as with Renew, but a store
+	// may take the same answer from its owner again.
 	Finish(ctx context.Context, key, owner string, r Record, ttl time.Duration) error
 
 	// Abandon forgets the key, so that the next request with it runs. ErrNotOwner as
-	// with Renew.
+	// with Renew, but a store may find no fault with a key that is free.
 	Abandon(ctx context.Context, key, owner string) error
 }
 

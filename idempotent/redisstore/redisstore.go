@@ -71,12 +71,16 @@ var (
 		if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 		return 1`)
 
-	finish = redis.NewScript(own + `
+	// finish and abandon, too, may come twice: what is already so is no error.
+	finish = redis.NewScript(`
+		local r = redis.call('HMGET', KEYS[1], 'owner', 'answer')
+		if r[1] ~= ARGV[1] or r[2] and r[2] ~= ARGV[2] then return 0 end
 		redis.call('HSET', KEYS[1], 'answer', ARGV[2])
 		redis.call('PEXPIRE', KEYS[1], ARGV[3])
 		return 1`)
 
-	abandon = redis.NewScript(own + `
+	abandon = redis.NewScript(`
+		if redis.call('EXISTS', KEYS[1]) == 0 then return 1 end` + own + `
 		return redis.call('DEL', KEYS[1])`)
 )
 

@@ -132,18 +132,47 @@ func (c lossy) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// The client sends a script again whose answer it did not get: the claim that was made
-// is the owner's, not another's that runs.
+// lossyStore has a connection that loses one answer when it is armed.
+func lossyStore(t *testing.T) (s *redisstore.Store, armed *atomic.Bool) {
+	t.Helper()
+	armed = new(atomic.Bool)
+	client := connect(t, &redis.Options{Addr: address(t), Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return lossy{c, armed}, err
+	}})
+	s = redisstore.New(client, "lossy-"+rand.Text())
+	require.Equal(t, idempotent.Claimed, state(t, s, "warm", "one"))
+	return s, armed
+}
+
+// The client sends a script again whose answer it did not get: what was done for the owner
+// is no reason to tell it that the key is another's.
+func TestAStepWhoseAnswerGetsLostIsNoFailure(t *testing.T) {
+	t.Parallel()
+	s, armed := lossyStore(t)
+	r := idempotent.Record{Status: 201, Body: []byte("done")}
+	for i, step := range []func(key string) error{
+		func(key string) error { return s.Renew(t.Context(), key, "one", time.Minute) },
+		func(key string) error { return s.Finish(t.Context(), key, "one", r, time.Hour) },
+		func(key string) error { return s.Abandon(t.Context(), key, "one") },
+	} {
+		key := fmt.Sprint("key-", i)
+		require.Equal(t, idempotent.Claimed, state(t, s, key, "one"))
+		require.NoError(t, step(key)) // its script is there
+		require.NoError(t, s.Abandon(t.Context(), "not there", "one"))
+		key += "-lossy"
+		require.Equal(t, idempotent.Claimed, state(t, s, key, "one"))
+		armed.Store(true)
+		require.NoError(t, step(key), "step %d", i)
+		require.False(t, armed.Load())
+		require.Equal(t, []idempotent.State{idempotent.Running, idempotent.Done, idempotent.Claimed}[i], state(t, s, key, "two"))
+	}
+	require.ErrorIs(t, s.Abandon(t.Context(), "key-1-lossy", "one"), idempotent.ErrNotOwner)
+}
+
 func TestAClaimWhoseAnswerGetsLostIsTheOwners(t *testing.T) {
 	t.Parallel()
-	addr := address(t)
-	var armed atomic.Bool
-	client := connect(t, &redis.Options{Addr: addr, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := new(net.Dialer).DialContext(ctx, network, addr)
-		return lossy{c, &armed}, err
-	}})
-	s := redisstore.New(client, "lossy-"+rand.Text())
-	require.Equal(t, idempotent.Claimed, state(t, s, "warm", "one"))
+	s, armed := lossyStore(t)
 	armed.Store(true)
 	require.Equal(t, idempotent.Claimed, state(t, s, "key", "one"))
 	require.False(t, armed.Load())

@@ -38,6 +38,7 @@ func Claims(t *testing.T, open func(t *testing.T) idempotent.Store) {
 		"a dead owner's key is lost":                   lost,
 		"a dead owner's key is not known once expired": lostExpired,
 		"a renewed claim lives on":                     renewed,
+		"a lease of nothing ends at once":              givenUp,
 		"a lost key can be taken over":                 takenOver,
 		"a lost key is taken over once":                takenOverOnce,
 	})
@@ -178,6 +179,7 @@ func answered(t *testing.T, s *suite) {
 			t.Fatalf("the record is %+v, not %+v", got, want)
 		}
 		s.state(s.claim("three"), idempotent.Done)
+		want.Status++
 		s.notOwner(s.finish("one", want)) // it is not a claim any more
 	}
 }
@@ -237,6 +239,19 @@ func renewed(_ *testing.T, s *suite) {
 	s.until(s.claim("two"), idempotent.Lost)
 	s.no(s.store.Renew(context.Background(), s.key, "one", time.Minute))
 	s.state(s.claim("two"), idempotent.Running)
+}
+
+// givenUp is what the handler's panic makes of a claim.
+func givenUp(_ *testing.T, s *suite) {
+	ctx := context.Background()
+	s.state(s.claim("one"), idempotent.Claimed)
+	s.notOwner(s.store.Renew(ctx, s.key, "two", 0))
+	s.state(s.claim("two"), idempotent.Running)
+	s.no(s.store.Renew(ctx, s.key, "one", 0))
+	s.state(s.claim("two"), idempotent.Lost)
+	other := s.claim("two")
+	other.TakeOver = time.Nanosecond
+	s.until(other, idempotent.Claimed)
 }
 
 func takenOver(_ *testing.T, s *suite) {
