@@ -40,8 +40,12 @@ type Store struct {
 }
 
 // New returns a store over db, and makes its table, retrip_idempotency, if it is not
-// there. SQLite must be a file, and be opened so that it waits for other writers
-// (busy_timeout).
+// there. SQLite must be a file, and be opened so that it waits for other writers, and
+// does not lose what it has committed; with modernc.org/sqlite:
+//
+//	file:keys.db?_pragma=busy_timeout(20000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)
+//
+// These are carried out in their order, and the others need the first.
 func New(ctx context.Context, db *sql.DB, d Dialect) (*Store, error) {
 	s := &Store{db: db, dialect: d}
 	blob := "blob"

@@ -76,7 +76,7 @@ func open(t testing.TB, dialect sqlstore.Dialect, source string) database {
 
 func sqlite(t testing.TB) database {
 	t.Helper()
-	return open(t, sqlstore.SQLite, "file:"+filepath.Join(t.TempDir(), "keys.db")+"?_pragma=journal_mode(WAL)&_txlock=immediate&_pragma=busy_timeout(20000)")
+	return open(t, sqlstore.SQLite, "file:"+filepath.Join(t.TempDir(), "keys.db")+"?_pragma=busy_timeout(20000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
 }
 
 // postgres gives the test a schema.
@@ -340,9 +340,11 @@ func TestABusySQLiteIsAnErrorAndThenAsGoodAsBefore(t *testing.T) {
 	db := sqlite(t)
 	s := db.store(t)
 	hasty := open(t, sqlstore.SQLite, strings.Replace(db.source, "20000", "10", 1)).store(t)
-	writer, err := db.Begin() // holds the only lock there is
+	writer, err := db.Begin()
 	require.NoError(t, err)
 	defer func() { _ = writer.Rollback() }()
+	_, err = writer.Exec("DELETE FROM retrip_idempotency") // holds the only lock there is
+	require.NoError(t, err)
 	_, err = hasty.Begin(t.Context(), "key", claim("one"))
 	require.ErrorContains(t, err, "sqlstore: ")
 	require.ErrorContains(t, err, "SQLITE_BUSY")
@@ -394,6 +396,29 @@ func TestAClaimDoesNotEndInTheMiddleBecauseItsClientLeft(t *testing.T) {
 	<-ctx.Done()
 	_, err = s.Begin(ctx, "other", claim("one"))
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+// A database that is full takes no new keys, and goes on when it has room again.
+func TestAFullSQLiteRefusesRatherThanForgets(t *testing.T) {
+	t.Parallel()
+	db := sqlite(t)
+	db.SetMaxOpenConns(1) // the setting is a connection's
+	s := db.store(t)
+	require.Equal(t, idempotent.Claimed, begin(t, s, "first", claim("one")).State)
+	var pages int
+	require.NoError(t, db.QueryRow("PRAGMA page_count").Scan(&pages))
+	_, err := db.Exec(fmt.Sprint("PRAGMA max_page_count = ", pages))
+	require.NoError(t, err)
+	n := 0
+	for err == nil && n < 10_000 {
+		_, err = s.Begin(t.Context(), fmt.Sprint("key-", n), claim("one"))
+		n++
+	}
+	require.ErrorContains(t, err, "sqlstore: database or disk is full")
+	_, err = db.Exec("PRAGMA max_page_count = 1000000")
+	require.NoError(t, err)
+	require.Equal(t, idempotent.Running, begin(t, s, "first", claim("two")).State)
+	require.Equal(t, idempotent.Claimed, begin(t, s, fmt.Sprint("key-", n-1), claim("one")).State)
 }
 
 // A strict default makes PostgreSQL abort what could not have happened one after the other.

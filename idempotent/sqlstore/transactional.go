@@ -51,7 +51,9 @@ func Transactional(s *Store) (idempotent.Store, error) {
 
 type txKey struct{}
 
-// Tx returns the transaction of a handler's request; nil if there is none.
+// Tx returns the transaction of a handler's request; nil if there is none, as in a request
+// without a key, or whose method is not looked at, or under FailOpen: see
+// idempotent.Required.
 //
 // It must not be committed or rolled back by the handler, whose answer is then replaced
 // with 503, and the reason logged: after a rollback the next request runs, after a commit
