@@ -41,6 +41,7 @@ func Claims(t *testing.T, open func(t *testing.T) idempotent.Store) {
 		"a lease of nothing ends at once":              givenUp,
 		"a lost key can be taken over":                 takenOver,
 		"a lost key is taken over once":                takenOverOnce,
+		"an answer is not taken over":                  answerStays,
 	})
 }
 
@@ -282,6 +283,18 @@ func takenOverOnce(_ *testing.T, s *suite) {
 		c.TakeOver = time.Nanosecond
 		return c
 	}, idempotent.Running)
+}
+
+// answerStays has an answer whose owner's lease has ended long since: it is not lost.
+func answerStays(_ *testing.T, s *suite) {
+	c := s.claim("one")
+	c.Lease = 20 * time.Millisecond
+	s.state(c, idempotent.Claimed)
+	s.until(s.claim("two"), idempotent.Lost)
+	s.no(s.finish("one", idempotent.Record{Status: 200}))
+	other := s.claim("two")
+	other.TakeOver = time.Nanosecond
+	s.state(other, idempotent.Done)
 }
 
 func expired(_ *testing.T, s *suite) {
