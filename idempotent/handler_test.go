@@ -424,6 +424,11 @@ func TestSilenceAfterTheClientHasGoneIsNoAnswer(t *testing.T) {
 	answers(t, serve(h, post("here", "")), http.StatusOK, "")
 	replays(t, serve(h, post("here", "")), http.StatusOK, "")
 	require.EqualValues(t, 2, silent.runs.Load())
+	resigned := idempotent.Handler(status(499), idempotent.Memory(10))
+	serve(resigned, post("gone", "").WithContext(ctx))
+	refuses(t, serve(resigned, post("gone", "")), http.StatusConflict, "unknown-outcome")
+	answers(t, serve(resigned, post("here", "")), 499, "")
+	replays(t, serve(resigned, post("here", "")), 499, "")
 }
 
 // TestATimeoutAboveDoesNotLoseTheAnswer: what came too late is the next request's.

@@ -8,8 +8,9 @@
 // the key of another request they get 422.
 //
 // A handler that panics is a process that died, to the others: nobody knows what it did
-// (see TakeOver). So is one that returns without a word after its client has gone. A
-// handler that knows that nothing was done says so with a 5xx (see DefaultRemember).
+// (see TakeOver). So is one that returns without a word, or with 499, after its client has
+// gone. A handler that knows that nothing was done says so with a 5xx (see
+// DefaultRemember).
 //
 // It follows draft-ietf-httpapi-idempotency-key-header, which has expired without
 // becoming an RFC, and where it is silent what deployed services do.
@@ -353,7 +354,7 @@ func (c claim) run(w http.ResponseWriter, r *http.Request, next http.Handler, v 
 	}()
 	defer c.keepAlive()()
 	next.ServeHTTP(rec, r)
-	if gone := r.Context().Err() != nil; !gone || !rec.silent() {
+	if gone := r.Context().Err() != nil; !gone || !rec.resigned() {
 		c.conclude(rec, gone)
 		answered = true
 	}

@@ -214,8 +214,14 @@ func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// silent reports whether the handler answered nothing.
-func (r *recorder) silent() bool { return r.header == nil && !r.hijacked }
+// clientGone is what handlers answer that gave up because nobody waits for them (gRPC
+// gateways among them, for a call that was cancelled).
+const clientGone = 499
+
+// resigned reports whether the handler answered nothing, or only that nobody was there.
+func (r *recorder) resigned() bool {
+	return !r.hijacked && (r.header == nil || r.status == clientGone)
+}
 
 // notStored are the fields that are of one answer, not of another just like it, and
 // those of the connection (RFC 9110 section 7.6.1).

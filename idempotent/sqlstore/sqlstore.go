@@ -46,6 +46,8 @@ type Store struct {
 //	file:keys.db?_pragma=busy_timeout(20000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)
 //
 // These are carried out in their order, and the others need the first.
+//
+// Records that have expired stay in the table until Purge is called.
 func New(ctx context.Context, db *sql.DB, d Dialect) (*Store, error) {
 	s := &Store{db: db, dialect: d}
 	blob := "blob"
