@@ -106,10 +106,8 @@ func (t *transactional) begin(ctx, limit context.Context, key string, c idempote
 	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(limit, cancel)
 	defer func() {
-		if !stop() && err == nil {
-			err = context.Cause(limit)
-		}
 		if err != nil || v.State != idempotent.Claimed {
+			stop()
 			cancel()
 		}
 	}()
@@ -135,6 +133,9 @@ func (t *transactional) begin(ctx, limit context.Context, key string, c idempote
 	v, err = t.claim(txCtx, tx, key, c)
 	if err != nil || v.State != idempotent.Claimed {
 		return v, err
+	}
+	if !stop() {
+		return idempotent.Verdict{}, context.Cause(limit)
 	}
 	v.Context, v.Transactional = context.WithValue(ctx, txKey{}, tx), true
 	t.mu.Lock()
