@@ -207,12 +207,24 @@ func Crash(t *testing.T, spec string, store idempotent.Store, operator Operator)
 	if err != nil || len(names) != 1 {
 		t.Fatalf("the lost keys are %q, %v", names, err)
 	}
-	for _, want := range []bool{true, false} {
+	forgets := func(want bool) {
+		t.Helper()
 		if was, err := operator.Forget(ctx, names[0]); err != nil || was != want {
 			t.Fatalf("Forget returned %v, %v", was, err)
 		}
 	}
+	forgets(true)
+	forgets(false)
+	v, err := store.Begin(ctx, names[0], idempotent.Claim{Owner: "alive", Lease: time.Minute, TTL: time.Hour})
+	if err != nil || v.State != idempotent.Claimed {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	forgets(false) // nor one that is being worked
+	if err := store.Abandon(ctx, names[0], "alive"); err != nil {
+		t.Fatal(err)
+	}
 	ran(refusing, left)
+	forgets(false) // nor an answer
 	if names, err = operator.Lost(ctx, 10); err != nil || len(names) != 0 {
 		t.Fatalf("the lost keys are %q, %v", names, err)
 	}
