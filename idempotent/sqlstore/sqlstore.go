@@ -48,6 +48,9 @@ type Store struct {
 // These are carried out in their order, and the others need the first.
 //
 // Records that have expired stay in the table until Purge is called.
+//
+// A handler that keeps SQLite's write lock, or the last of db's connections, for longer than
+// its lease keeps the lease from being renewed, and is taken for dead meanwhile.
 func New(ctx context.Context, db *sql.DB, d Dialect) (*Store, error) {
 	s := &Store{db: db, dialect: d}
 	blob := "blob"
