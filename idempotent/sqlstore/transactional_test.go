@@ -424,6 +424,27 @@ func TestTransactionsOfAnotherSchemaAreOfOtherKeys(t *testing.T) {
 	}
 }
 
+// What blocks the claim itself does not hold a request, and its connection, for ever.
+func TestAClaimThatTheDatabaseBlocksIsGivenUp(t *testing.T) {
+	t.Parallel()
+	db := ledger(t)
+	own := db.again(t, "")
+	tx := transactional(t, own)
+	locked, err := db.Begin()
+	require.NoError(t, err)
+	defer func() { _ = locked.Rollback() }()
+	_, err = locked.Exec("LOCK TABLE retrip_idempotency IN EXCLUSIVE MODE") // it can be read
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = tx.Begin(ctx, "key", claim("one"))
+	require.ErrorContains(t, err, "was not ready within 5s")
+	require.NoError(t, locked.Rollback())
+	require.Equal(t, idempotent.Claimed, begin(t, tx, "key", claim("two")).State)
+	require.NoError(t, tx.Abandon(t.Context(), "key", "two"))
+	require.Zero(t, own.Stats().InUse)
+}
+
 // An answer whose commit hangs is not waited for longer than its context.
 func TestFinishEndsWithItsContext(t *testing.T) {
 	t.Parallel()
