@@ -200,10 +200,14 @@ func Crash(t *testing.T, spec string, store idempotent.Store, operator Operator)
 	taken, left := killed(), killed()
 	dead(taken)
 	dead(left)
+	ctx := context.Background()
+	names, err := operator.Lost(ctx, 1)
+	if err != nil || len(names) != 1 {
+		t.Fatalf("the one lost key that was asked for is %q, %v", names, err)
+	}
 	ran(takingOver, taken)
 
-	ctx := context.Background()
-	names, err := operator.Lost(ctx, 10)
+	names, err = operator.Lost(ctx, 10)
 	if err != nil || len(names) != 1 {
 		t.Fatalf("the lost keys are %q, %v", names, err)
 	}
