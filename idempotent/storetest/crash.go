@@ -228,7 +228,8 @@ func Crash(t *testing.T, spec string, store idempotent.Store, operator Operator)
 		t.Fatal(err)
 	}
 	ran(refusing, left)
-	forgets(false) // nor an answer
+	time.Sleep(2 * lease)
+	forgets(false) // nor an answer, whose lease has ended too
 	if names, err = operator.Lost(ctx, 10); err != nil || len(names) != 0 {
 		t.Fatalf("the lost keys are %q, %v", names, err)
 	}
