@@ -238,6 +238,9 @@ func classifyOurs(err error) (errorClass, string) {
 		// HTTP/2 closes the body when the connection fails, and at times reads it once more.
 		return errTransient, "connection failed while the request was sent"
 	}
+	if errors.Is(err, errPanic) {
+		return errLocal, "panic"
+	}
 	if isType[*OpenError](err) {
 		return errLocal, "refused by the breaker of a Transport below"
 	}

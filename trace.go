@@ -24,7 +24,9 @@ type Trace struct {
 	// several Traces each gets what the one before returned.
 	Attempting func(context.Context, AttemptingInfo) context.Context
 
-	// Attempted is called after each attempt that reached the base.
+	// Attempted is called after each attempt that reached the base. If the base
+	// panicked it is the last hook of its request: the Err says so, and the panic
+	// passes through.
 	Attempted func(AttemptedInfo)
 
 	// Pausing is called when another attempt was decided, before the pause.

@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -137,6 +138,40 @@ func TestNothingIsGivenUpThatEndsInAFinalResponse(t *testing.T) {
 			_, err := rt.RoundTrip(request(t, http.MethodGet, nil))
 			require.NoError(t, err)
 			require.Equal(t, tt.order, strings.Join(d.order, " "))
+		})
+	}
+}
+
+func TestAnAttemptWhoseBaseDoesNotReturnHasAnEnd(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name  string
+		step  step
+		panic any
+	}{
+		{"panic", panics, "boom"},
+		{"the end of the goroutine", func(*http.Request) (*http.Response, error) { runtime.Goexit(); return nil, nil }, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := &diary{}
+				slow := func(req *http.Request) (*http.Response, error) { time.Sleep(time.Second); return tt.step(req) }
+				rt := retrip.New(play(answer(503), slow), retrip.WithBackoff(retrip.Constant(time.Minute)), retrip.WithTrace(d.trace()))
+				body := track("hello")
+				try := start(rt, request(t, http.MethodPut, body))
+				time.Sleep(time.Hour)
+				require.True(t, try.over.Load())
+				require.Equal(t, tt.panic, try.panicked)
+				require.Equal(t, []string{"attempted", "pausing", "attempted"}, d.order)
+				last := d.attempted[1]
+				require.Equal(t, 2, last.Number)
+				require.Nil(t, last.Response)
+				require.EqualError(t, last.Err, "retrip: the base panicked")
+				require.Equal(t, "panic", last.Outcome())
+				require.Equal(t, time.Minute+time.Second, last.Elapsed)
+				body.requireClosed(t)
+			})
 		})
 	}
 }

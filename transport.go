@@ -338,6 +338,7 @@ func (c *call) attempt() {
 	defer func() {
 		if !settled { // somebody panics: a probe's slot must not stay taken
 			c.settle(neutral)
+			c.broken()
 		}
 	}()
 	c.tellMoves(c.ticket.moves)
@@ -359,6 +360,19 @@ func (c *call) attempt() {
 	settled = true
 	c.settle(c.outcome)
 }
+
+// broken tells the hooks of an attempt that the base did not return from, so that
+// what they began with it has an end.
+func (c *call) broken() {
+	if !c.inBase || !c.s.listens() {
+		return
+	}
+	c.took, c.err = c.now()-c.began, errPanic
+	c.s.attempted(c.attemptedInfo(c.seen()))
+}
+
+// errPanic stands for the answer of a base that panicked, or ended its goroutine.
+var errPanic = errors.New("retrip: the base panicked")
 
 func (c *call) admit() (err error) {
 	if c.t.hosts == nil {
@@ -531,9 +545,7 @@ func (c *call) judge() Reason {
 	}
 	a := c.seen()
 	if heard {
-		c.s.attempted(AttemptedInfo{
-			Attempt: a, Context: cmp.Or(c.traced, c.ctx), Duration: c.took, Host: c.name, MaxAttempts: c.s.maxAttempts,
-		})
+		c.s.attempted(c.attemptedInfo(a))
 	}
 	if c.fault {
 		return ReasonBody
@@ -553,6 +565,12 @@ func (c *call) judge() Reason {
 		return ReasonUnsafe
 	}
 	return 0
+}
+
+func (c *call) attemptedInfo(a Attempt) AttemptedInfo {
+	return AttemptedInfo{
+		Attempt: a, Context: cmp.Or(c.traced, c.ctx), Duration: c.took, Host: c.name, MaxAttempts: c.s.maxAttempts,
+	}
 }
 
 // again discards the response and waits. Zero means that the next attempt may
