@@ -56,7 +56,7 @@ func server(req *http.Request, host string) (address string, port int) {
 	if !strings.EqualFold(host, req.URL.Host) {
 		host = strings.Clone(req.URL.Host)
 	}
-	host = strings.ToLower(host[strings.LastIndexByte(host, '@')+1:]) // no userinfo, even in a URL made by hand
+	host = strings.ToLower(withoutUserinfo(host))
 	switch req.URL.Scheme {
 	case "http":
 		port = 80
@@ -72,6 +72,9 @@ func server(req *http.Request, host string) (address string, port int) {
 	}
 	return address, port
 }
+
+// withoutUserinfo is for hosts of URLs that were made by hand: url.Parse puts none there.
+func withoutUserinfo(host string) string { return host[strings.LastIndexByte(host, '@')+1:] }
 
 // failed reports whether an attempt counts as an error, which for a client a status of
 // 400 and more is, and one that HTTP does not know.

@@ -102,7 +102,7 @@ func (r *recorder) countGiveUp(i retrip.GaveUpInfo) {
 // any.
 func (r *recorder) breakerMoved(i retrip.BreakerMovedInfo) {
 	attrs := append([]attribute.KeyValue{
-		hostKey.String(i.Host), fromKey.String(i.From.String()), toKey.String(i.To.String()),
+		hostKey.String(withoutUserinfo(i.Host)), fromKey.String(i.From.String()), toKey.String(i.To.String()),
 	}, r.attrs...)
 	r.metrics.transitions.Add(context.Background(), 1, set(attrs))
 }

@@ -6,8 +6,9 @@
 // # Spans
 //
 // Each attempt is a span of kind client under the caller's span, or the root of a
-// trace of its own if the caller has none. From the second on it carries
-// http.request.resend_count and a link to the attempt before it. Names and
+// trace of its own if the caller has none. From the second on it has a link to the
+// attempt before it. http.request.resend_count goes on over the redirects that
+// http.Client follows, though each of them begins with a first attempt. Names and
 // attributes follow the semantic conventions for HTTP, version 1.43.0.
 //
 // A span begins before the base is called and ends when the response's headers are

@@ -64,10 +64,21 @@ func (r *recorder) startAttributes(i retrip.AttemptingInfo) []attribute.KeyValue
 	if i.Request.URL.Scheme != "" {
 		attrs = append(attrs, semconv.URLScheme(i.Request.URL.Scheme))
 	}
-	if i.Number > 1 {
-		attrs = append(attrs, semconv.HTTPRequestResendCount(i.Number-1))
+	if n := resends(i.Request, i.Number); n > 0 {
+		attrs = append(attrs, semconv.HTTPRequestResendCount(n))
 	}
 	return attrs
+}
+
+// resends counts what was sent before: the conventions want redirects in it, each of
+// which http.Client makes a RoundTrip of its own.
+func resends(req *http.Request, number int) int {
+	n := number - 1
+	for req != nil && req.Response != nil {
+		n += max(1, len(retrip.History(req.Response)))
+		req = req.Response.Request
+	}
+	return n
 }
 
 func (r *recorder) endSpan(i retrip.AttemptedInfo) {
