@@ -65,6 +65,7 @@ type config struct {
 // New returns the hooks, for retrip.WithTrace or Transport.Watch. One Trace serves any
 // number of Transports, also such as are placed above each other. It should come before
 // other Traces of the Transport, which then find the attempt's span in their context.
+// Added to a Transport twice it makes one span for an attempt, but counts it twice.
 //
 // A Trace is safe for concurrent use.
 func New(opts ...Option) *retrip.Trace {

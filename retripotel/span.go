@@ -15,7 +15,8 @@ import (
 // to the attempt's end and to the next attempt.
 type attempt struct {
 	request *http.Request // tells it from an attempt of a Transport above
-	parent  trace.Span    // the caller's
+	number  int
+	parent  trace.Span // the caller's
 	span    trace.Span
 }
 
@@ -34,6 +35,9 @@ func (r *recorder) attempting(ctx context.Context, i retrip.AttemptingInfo) cont
 	opts := append(make([]trace.SpanStartOption, 0, 3), r.kind, trace.WithAttributes(r.startAttributes(i)...))
 	outer := ctx
 	if last := r.of(i.Request, ctx); last != nil {
+		if last.number == i.Number {
+			return ctx // the Trace was added twice
+		}
 		parent = last.parent
 		outer = trace.ContextWithSpan(ctx, parent)
 		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: last.span.SpanContext()}))
@@ -42,7 +46,7 @@ func (r *recorder) attempting(ctx context.Context, i retrip.AttemptingInfo) cont
 	if span.SpanContext().Equal(parent.SpanContext()) {
 		return ctx // without an SDK the tracer makes none
 	}
-	return context.WithValue(made, r, &attempt{i.Request, parent, span})
+	return context.WithValue(made, r, &attempt{i.Request, i.Number, parent, span})
 }
 
 // spanName is the method alone, as the conventions want it where there is no template

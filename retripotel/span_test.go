@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,8 +20,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 )
 
 func TestEachAttemptIsASpanUnderTheCallers(t *testing.T) {
@@ -105,6 +108,23 @@ func TestWithoutACallersSpanAttemptsAreTracesThatAreLinked(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestWithoutAnSDKTheCallersSpanStaysInTheContext(t *testing.T) {
+	t.Parallel()
+	o := newTelemetry()
+	var seen []trace.Span
+	rt := retrip.New(roundTrip(func(req *http.Request) (*http.Response, error) {
+		seen = append(seen, trace.SpanFromContext(req.Context()))
+		return answer(503)(req)
+	}), retrip.WithMaxAttempts(2), retrip.WithBackoff(retrip.Constant(0)), retrip.WithTrace(retripotel.New(
+		retripotel.WithTracerProvider(noop.NewTracerProvider()), retripotel.WithMeterProvider(metricnoop.NewMeterProvider()))))
+	ctx, caller := o.tracer.Tracer("test").Start(t.Context(), "caller")
+	send(t, rt, request(t, http.MethodGet, "http://example.com/").WithContext(ctx))
+	require.Equal(t, []trace.Span{caller, caller}, seen)
+	require.True(t, caller.IsRecording(), "nobody ended it")
+	caller.End()
+	require.Len(t, o.all(t)[0].Events, 2)
 }
 
 func TestSpansAreNamedByMethodsThatAreKnown(t *testing.T) {
@@ -314,6 +334,61 @@ func TestRetriesWithinAnAttemptAreItsChildren(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestATraceThatIsAddedTwiceMakesOneSpan(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		o := newTelemetry()
+		tr := o.trace()
+		rt := o.transport(play(answer(503), answer(200)), retrip.WithTrace(nil), retrip.WithTrace(tr))
+		defer rt.Watch(tr)()
+		send(t, rt, request(t, http.MethodGet, "http://example.com/"))
+		require.Equal(t, []string{"example.com 503", "example.com 200 resent 1"}, tree(o.all(t)))
+	})
+}
+
+func TestRequestsAtOnceKeepTheirSpansApart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const n = 50
+		o := newTelemetry()
+		rt := o.transport(roundTrip(func(req *http.Request) (*http.Response, error) {
+			time.Sleep(time.Second)
+			return answer(map[bool]int{true: 503, false: 200}[retrip.AttemptNumber(req.Context()) < 3])(req)
+		}))
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() {
+				ctx, caller := o.tracer.Tracer("test").Start(t.Context(), "caller")
+				defer caller.End()
+				resp, err := rt.RoundTrip(request(t, http.MethodGet, "http://example.com/").WithContext(ctx))
+				if err == nil {
+					_ = resp.Body.Close()
+				}
+			})
+		}
+		wg.Wait()
+		paths := map[string]int{}
+		for _, path := range tree(o.all(t)) {
+			paths[path]++
+		}
+		require.Equal(t, map[string]int{
+			"caller": n, "caller > example.com 503": n,
+			"caller > example.com 503 resent 1": n, "caller > example.com 200 resent 2": n,
+		}, paths)
+		traces := map[trace.TraceID]int{}
+		for _, s := range o.all(t) {
+			traces[s.SpanContext.TraceID()]++
+			for _, l := range s.Links {
+				require.Equal(t, s.SpanContext.TraceID(), l.SpanContext.TraceID())
+			}
+		}
+		require.Len(t, traces, n)
+		for _, spans := range traces {
+			require.Equal(t, 4, spans)
+		}
+	})
 }
 
 func TestSpansOfKindInternal(t *testing.T) {
