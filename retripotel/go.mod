@@ -2,10 +2,8 @@ module github.com/retrip-go/retrip/retripotel
 
 go 1.26.0
 
-replace github.com/retrip-go/retrip => ../
-
 require (
-	github.com/retrip-go/retrip v0.0.0-00010101000000-000000000000
+	github.com/retrip-go/retrip v0.0.0
 	github.com/stretchr/testify v1.12.1
 	go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp v0.72.0
 	go.opentelemetry.io/otel v1.47.0
@@ -27,3 +25,5 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 )
+
+replace github.com/retrip-go/retrip => ../
