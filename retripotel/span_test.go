@@ -18,6 +18,7 @@ import (
 	"github.com/retrip-go/retrip"
 	"github.com/retrip-go/retrip/retripotel"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
@@ -411,4 +412,22 @@ func TestAttributesOfTheCallersAreOnSpansAndMetrics(t *testing.T) {
 	for set := range o.points(t, "retrip.attempts") {
 		require.Contains(t, set, "client=payments")
 	}
+}
+
+// late is where the spans go of a Trace that was made before there were providers,
+// which a process can see only once.
+var late = sync.OnceValues(func() (*telemetry, *retrip.Trace) {
+	tr, o := retripotel.New(), newTelemetry()
+	otel.SetTracerProvider(o.tracer)
+	otel.SetMeterProvider(o.meter)
+	return o, tr
+})
+
+func TestTheGlobalProvidersMayBeSetLater(t *testing.T) {
+	t.Parallel()
+	o, tr := late()
+	before := len(o.all(t))
+	send(t, retrip.New(play(answer(200)), retrip.WithTrace(tr)), request(t, http.MethodGet, "http://example.com/"))
+	require.Len(t, o.all(t), before+1)
+	require.NotEmpty(t, o.points(t, "retrip.attempts"))
 }
