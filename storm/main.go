@@ -1,0 +1,85 @@
+// Storm is a laboratory: it lets many clients, each with a real retrip.Transport, meet
+// simulated servers in virtual time, where an hour takes a second.
+//
+//	go run -C storm .
+//	go run -C storm . -list
+//	go run -C storm . -scenario herd -clients 500 -backoff equal -base 1s -cap 60s
+//
+// Only the servers, and the clock, are simulated. The same seed gives the same numbers.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"testing"
+)
+
+func main() {
+	s, err := parse(os.Args[1:], os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "storm:", err)
+		os.Exit(2)
+	case s.list:
+		list(os.Stdout)
+		return
+	}
+	inTest(func(t *testing.T) {
+		if err := run(t, s, os.Stdout, terminal(os.Stderr)); err != nil {
+			fmt.Fprintln(os.Stderr, "storm:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	})
+}
+
+// inTest calls f with a T, without which testing/synctest makes no virtual time. f ends
+// the program, since testing.Main would have the last word otherwise.
+func inTest(f func(*testing.T)) {
+	os.Args = os.Args[:1] // else testing.Main reads them
+	all := func(string, string) (bool, error) { return true, nil }
+	testing.Main(all, []testing.InternalTest{{Name: "storm", F: f}}, nil, nil)
+}
+
+// terminal returns a progress line if out is where somebody watches it.
+func terminal(out *os.File) *progress {
+	if info, err := out.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return nil
+	}
+	return &progress{out: out}
+}
+
+func list(out io.Writer) {
+	for _, sc := range scenarios() {
+		fmt.Fprintf(out, "%s: %s\n%s\n  heeds:", sc.name, sc.title, indent(sc.about))
+		for _, name := range sc.heeds {
+			fmt.Fprintf(out, " -%s", name)
+		}
+		fmt.Fprint(out, "\n\n")
+	}
+}
+
+// run runs the scenarios and prints their tables.
+func run(t *testing.T, s settings, out io.Writer, p *progress) error {
+	l := &lab{t: t, seed: s.seed, progress: p}
+	defer p.clear()
+	for _, sc := range scenarios() {
+		if s.scenario != "" && s.scenario != sc.name {
+			continue
+		}
+		p.begin(sc.name)
+		r := sc.run(l, s)
+		p.clear()
+		for _, table := range r.tables {
+			if err := table.print(out); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
