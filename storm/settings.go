@@ -89,13 +89,10 @@ var general = []string{"list", "scenario", "seed", "o"}
 
 func (s *settings) check() error {
 	switch {
-	case s.scenario == "":
-		for name := range s.given {
-			if !slices.Contains(general, name) {
-				return fmt.Errorf("-%s needs a -scenario", name)
-			}
-		}
+	case s.scenario == "" && s.plain():
 		return nil
+	case s.scenario == "":
+		return errors.New("settings of one's own need a -scenario, which they are for")
 	case !slices.ContainsFunc(scenarios(), func(sc scenario) bool { return sc.name == s.scenario }):
 		return fmt.Errorf("-scenario %s: there is no such; there are %s", s.scenario, names())
 	}
@@ -111,6 +108,16 @@ func (s *settings) check() error {
 	}
 	_, err := s.own(shipped())
 	return err
+}
+
+// plain reports whether a scenario is run with its own settings.
+func (s *settings) plain() bool {
+	for name := range s.given {
+		if !slices.Contains(general, name) {
+			return false
+		}
+	}
+	return true
 }
 
 func names() string {
