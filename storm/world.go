@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +26,8 @@ type world struct {
 	mu    sync.Mutex
 	taken map[time.Duration]struct{} // instants to come, and some that have passed
 	limit int                        // of taken, before those that have passed are dropped
+
+	stopped atomic.Bool
 }
 
 // enter runs f in a new world and waits for everything that f started.
@@ -111,12 +114,18 @@ func (w *world) arrivals(stream uint64, rate float64, end time.Duration, f func(
 			return
 		}
 		w.at(at, func() {
+			if w.stopped.Load() {
+				return
+			}
 			next(n + 1) // first, so that the draws of gaps have an order
 			f(n, w.chance(stream<<32+uint64(n)))
 		})
 	}
 	next(1)
 }
+
+// stop ends the streams before their time.
+func (w *world) stop() { w.stopped.Store(true) }
 
 // lasting returns how long a stream takes for n requests at the given rate, in whole
 // seconds and at most as long as most.
