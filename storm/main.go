@@ -14,10 +14,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"testing"
 )
 
+// garbage is how much a heap may grow, in percent: what a world keeps is little, what it
+// uses once is much.
+const garbage = 500
+
 func main() {
+	debug.SetGCPercent(garbage)
 	s, err := parse(os.Args[1:], os.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
