@@ -86,18 +86,23 @@ var somewhere = &url.URL{Scheme: "http", Host: "server", Path: "/"}
 // get makes one request through t and reports whether it was answered well. The
 // world's tally hears of the request and of a good answer; servers count attempts.
 func (w *world) get(t http.RoundTripper, c client, r *rand.Rand) bool {
+	w.tally.asked(w.now())
+	if !w.ask(t, c, r) {
+		return false
+	}
+	w.tally.good(w.now())
+	return true
+}
+
+// ask makes one request through t, of which the tally hears nothing.
+func (w *world) ask(t http.RoundTripper, c client, r *rand.Rand) bool {
 	ctx := context.WithValue(context.Background(), chanceKey{}, r)
 	ctx = retrip.Override(ctx, retrip.WithBackoff(c.pause.backoff(w, r)))
 	req := (&http.Request{Method: http.MethodGet, URL: somewhere, Header: http.Header{}}).WithContext(ctx)
-	w.tally.asked(w.now())
 	resp, err := t.RoundTrip(req)
 	if err != nil {
 		return false
 	}
 	_ = resp.Body.Close()
-	if resp.StatusCode >= 400 {
-		return false
-	}
-	w.tally.good(w.now())
-	return true
+	return resp.StatusCode < 400
 }

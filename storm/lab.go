@@ -1,9 +1,11 @@
 package main
 
 import (
+	"io"
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 )
 
 // A lab runs worlds, as many at once as there are cores.
@@ -11,6 +13,7 @@ type lab struct {
 	t        *testing.T // which synctest asks for
 	seed     uint64
 	progress *progress // nil: none
+	aside    io.Writer // for what is not the same each time
 }
 
 // A cell is one world of a scenario: a set-up that is run and gives a result.
@@ -18,14 +21,22 @@ type cell[R any] interface{ in(*world) R }
 
 // each runs the cells, each in a world of its own. The results are in their order.
 func each[C cell[R], R any](l *lab, cells []C) []R {
+	results, _ := timed(l, cells)
+	return results
+}
+
+// timed is each, and tells how long each of the cells took outside of its world.
+func timed[C cell[R], R any](l *lab, cells []C) ([]R, []time.Duration) {
 	l.progress.more(len(cells))
-	results := make([]R, len(cells))
+	results, took := make([]R, len(cells)), make([]time.Duration, len(cells))
 	next := make(chan int)
 	var workers sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(cells)) {
 		workers.Go(func() {
 			for i := range next {
+				began := time.Now()
 				enter(l.t, l.seed, func(w *world) { results[i] = cells[i].in(w) })
+				took[i] = time.Since(began)
 				l.progress.done()
 			}
 		})
@@ -35,5 +46,5 @@ func each[C cell[R], R any](l *lab, cells []C) []R {
 	}
 	close(next)
 	workers.Wait()
-	return results
+	return results, took
 }

@@ -72,7 +72,7 @@ func list(out io.Writer) {
 
 // run runs the scenarios and prints their tables.
 func run(t *testing.T, s settings, out io.Writer, p *progress) error {
-	l := &lab{t: t, seed: s.seed, progress: p}
+	l := &lab{t: t, seed: s.seed, progress: p, aside: os.Stderr}
 	defer p.clear()
 	for _, sc := range scenarios() {
 		if s.scenario != "" && s.scenario != sc.name {

@@ -17,7 +17,7 @@ type report struct {
 
 // scenarios are in the order in which they are run and listed.
 func scenarios() []scenario {
-	return []scenario{herd, contention, bucket, metastable, shedding}
+	return []scenario{herd, contention, bucket, metastable, shedding, cascade, outage, fleet}
 }
 
 // clientFlags are those that describe the client of one's own.

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/retrip-go/retrip"
+)
+
+var fleet = scenario{
+	name:  "fleet",
+	title: "a hundred thousand quiet clients of one host",
+	about: `
+Each client makes one request a minute, at random. After 5 minutes the host fails all
+requests for 10. What a client may retry with an empty bucket, its reserve, is more than
+it asks for, and its breaker sees too little to open soon: what is nothing for one client
+is much for the host of all. To be seen: attempts for each request in the outage, in its
+first and in its last 5 minutes; beside the reserves' sum. How long each simulation took
+is told on standard error.`,
+	heeds: append([]string{"clients", "rate"}, clientFlags...),
+	run:   runFleet,
+}
+
+// An armada is a number of clients, each with a Transport of its own.
+type armada struct {
+	client  client
+	clients int
+	rate    float64 // of all clients together
+}
+
+// The host is well, then down. The middle of the outage parts its halves.
+const (
+	fleetDown = 5 * time.Minute
+	fleetHalf = 10 * time.Minute
+	fleetEnd  = 15 * time.Minute
+)
+
+// A drain is the load in the outage.
+type drain struct {
+	first, last second // halves of the outage
+	attempts    int    // in all of the time
+}
+
+// fleetClients are those that are compared.
+func fleetClients() []client {
+	free, quota, small, both := shipped(), shipped(), shipped(), shipped()
+	free.name, free.quota, free.breaker = "no quota", nil, nil
+	quota.name, quota.breaker = "retrip's quota", nil
+	small.name, small.breaker = "quota: initial 1, reserve 0.01/s", nil
+	small.quota = &retrip.Quota{Capacity: 20, Initial: 1, Earn: 0.1, Reserve: 0.01}
+	both.name = "the same, and the breaker at 5 in a row"
+	breaker := retrip.DefaultBreaker()
+	breaker.Failures = 5
+	both.quota, both.breaker = small.quota, &breaker
+	return []client{free, quota, small, shipped(), both}
+}
+
+func runFleet(l *lab, s settings) report {
+	all := s.mine(shipped(), fleetClients())
+	var cells []armada
+	for _, c := range all {
+		clients := cmp.Or(s.clients, 1000)
+		cells = append(cells, armada{c, clients, cmp.Or(s.rate, float64(clients)/60)})
+	}
+	rules := fleetTable(l, cells)
+	rules.title = fmt.Sprintf("fleet: %d clients, %s requests a second in all", cells[0].clients, number(cells[0].rate))
+	r := report{tables: []table{rules}}
+	if !s.plain() {
+		return r
+	}
+	cells = nil
+	for _, clients := range []int{100_000, 10_000, 1_000, 100} { // the longest begins
+		cells = append(cells, armada{shipped(), clients, float64(clients) / 60})
+	}
+	sizes := fleetTable(l, cells)
+	sizes.title = "fleet: what the defaults add up to"
+	r.tables = append(r.tables, sizes)
+	return r
+}
+
+func fleetTable(l *lab, cells []armada) table {
+	t := table{head: []string{"client", "clients", "requests/s", "reserves/s", "attempts/s, first 5 min", "load", "attempts/s, last 5 min", "load"}}
+	results, took := timed(l, cells)
+	for i, r := range results {
+		c := cells[i]
+		reserve := "-"
+		if c.client.quota != nil {
+			reserve = number(c.client.quota.Reserve * float64(c.clients))
+		}
+		t.add(c.client.name, fmt.Sprint(c.clients), number(c.rate), reserve,
+			fmt.Sprintf("%.1f", float64(r.first.sent)/300), times(r.first.load()),
+			fmt.Sprintf("%.1f", float64(r.last.sent)/300), times(r.last.load()))
+		fmt.Fprintf(l.aside, "fleet: %s, %d clients: %d attempts in %v, %v each\n", c.client.name, c.clients,
+			r.attempts, took[i].Round(time.Millisecond), (took[i] / time.Duration(r.attempts)).Round(10*time.Nanosecond))
+	}
+	return t
+}
+
+// in lets the host fail for all of the outage.
+func (a armada) in(w *world) drain {
+	server := base(func(ctx context.Context, _ *rand.Rand) (int, error) {
+		now := w.now()
+		w.tally.sent(now)
+		status := 200
+		if now >= fleetDown {
+			status = 500
+		}
+		return status, w.sleep(ctx, 10*time.Millisecond)
+	})
+	transports := make([]*retrip.Transport, a.clients)
+	for i := range transports {
+		transports[i] = a.client.transport(server)
+	}
+	w.arrivals(1, a.rate, fleetEnd, func(_ int, r *rand.Rand) {
+		w.get(transports[r.IntN(a.clients)], a.client, r)
+	})
+	w.wg.Wait()
+	return drain{
+		first:    w.tally.between(fleetDown, fleetHalf),
+		last:     w.tally.between(fleetHalf, fleetEnd),
+		attempts: w.tally.total().sent,
+	}
+}
