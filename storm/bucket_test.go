@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"testing"
 	"time"
 
@@ -72,6 +73,6 @@ func TestTheSameSeedGivesTheSameNumbers(t *testing.T) {
 	f := flaky{rules()[5], 20, 2000, 0.3, 2 * time.Second}
 	first := inWorld(t, f)
 	require.Equal(t, first, inWorld(t, f))
-	other := each(&lab{t: t, seed: seed + 1}, []cell[second]{f})[0]
+	other := each(newLab(t, seed+1, nil, io.Discard), []cell[second]{f})[0]
 	require.NotEqual(t, first, other)
 }

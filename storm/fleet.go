@@ -14,12 +14,12 @@ var fleet = scenario{
 	name:  "fleet",
 	title: "a hundred thousand quiet clients of one host",
 	about: `
-Each client makes one request a minute, at random. After 5 minutes the host fails all
-requests for 10. What a client may retry with an empty bucket, its reserve, is more than
+Each client makes one request a minute, at random. After a minute the host fails all
+requests for 10 minutes. What a client may retry with an empty bucket, its reserve, is more than
 it asks for, and its breaker sees too little to open soon: what is nothing for one client
 is much for the host of all. To be seen: attempts for each request in the outage, in its
-first and in its last 5 minutes; beside the reserves' sum. How long each simulation took
-is told on standard error.`,
+first and in its last minutes; beside the reserves' sum. How long each simulation took is
+told on standard error.`,
 	heeds: append([]string{"clients", "rate"}, clientFlags...),
 	run:   runFleet,
 }
@@ -29,14 +29,11 @@ type armada struct {
 	client  client
 	clients int
 	rate    float64 // of all clients together
+	outage  time.Duration
 }
 
-// The host is well, then down. The middle of the outage parts its halves.
-const (
-	fleetDown = 5 * time.Minute
-	fleetHalf = 10 * time.Minute
-	fleetEnd  = 15 * time.Minute
-)
+// fleetDown is when the host begins to fail.
+const fleetDown = time.Minute
 
 // A drain is the load in the outage.
 type drain struct {
@@ -63,7 +60,7 @@ func runFleet(l *lab, s settings) report {
 	var cells []armada
 	for _, c := range all {
 		clients := cmp.Or(s.clients, 1000)
-		cells = append(cells, armada{c, clients, cmp.Or(s.rate, float64(clients)/60)})
+		cells = append(cells, armada{c, clients, cmp.Or(s.rate, float64(clients)/60), 10 * time.Minute})
 	}
 	rules := fleetTable(l, cells)
 	rules.title = fmt.Sprintf("fleet: %d clients, %s requests a second in all", cells[0].clients, number(cells[0].rate))
@@ -73,16 +70,20 @@ func runFleet(l *lab, s settings) report {
 	}
 	cells = nil
 	for _, clients := range []int{100_000, 10_000, 1_000, 100} { // the longest begins
-		cells = append(cells, armada{shipped(), clients, float64(clients) / 60})
+		cells = append(cells, armada{shipped(), clients, float64(clients) / 60, 2 * time.Minute})
 	}
 	sizes := fleetTable(l, cells)
-	sizes.title = "fleet: what the defaults add up to"
+	sizes.title = "fleet: what the defaults add up to in the first 2 minutes"
 	r.tables = append(r.tables, sizes)
 	return r
 }
 
 func fleetTable(l *lab, cells []armada) table {
-	t := table{head: []string{"client", "clients", "requests/s", "reserves/s", "attempts/s, first 5 min", "load", "attempts/s, last 5 min", "load"}}
+	half := cells[0].outage / 2
+	t := table{head: []string{
+		"client", "clients", "requests/s", "reserves/s",
+		fmt.Sprintf("attempts/s, first %v", half), "load", fmt.Sprintf("attempts/s, last %v", half), "load",
+	}}
 	results, took := timed(l, cells)
 	for i, r := range results {
 		c := cells[i]
@@ -91,8 +92,8 @@ func fleetTable(l *lab, cells []armada) table {
 			reserve = number(c.client.quota.Reserve * float64(c.clients))
 		}
 		t.add(c.client.name, fmt.Sprint(c.clients), number(c.rate), reserve,
-			fmt.Sprintf("%.1f", float64(r.first.sent)/300), times(r.first.load()),
-			fmt.Sprintf("%.1f", float64(r.last.sent)/300), times(r.last.load()))
+			fmt.Sprintf("%.1f", float64(r.first.sent)/half.Seconds()), times(r.first.load()),
+			fmt.Sprintf("%.1f", float64(r.last.sent)/half.Seconds()), times(r.last.load()))
 		fmt.Fprintf(l.aside, "fleet: %s, %d clients: %d attempts in %v, %v each\n", c.client.name, c.clients,
 			r.attempts, took[i].Round(time.Millisecond), (took[i] / time.Duration(r.attempts)).Round(10*time.Nanosecond))
 	}
@@ -114,13 +115,14 @@ func (a armada) in(w *world) drain {
 	for i := range transports {
 		transports[i] = a.client.transport(server)
 	}
-	w.arrivals(1, a.rate, fleetEnd, func(_ int, r *rand.Rand) {
+	w.arrivals(1, a.rate, fleetDown+a.outage, func(_ int, r *rand.Rand) {
 		w.get(transports[r.IntN(a.clients)], a.client, r)
 	})
 	w.wg.Wait()
+	half, end := fleetDown+a.outage/2, fleetDown+a.outage
 	return drain{
-		first:    w.tally.between(fleetDown, fleetHalf),
-		last:     w.tally.between(fleetHalf, fleetEnd),
+		first:    w.tally.between(fleetDown, half),
+		last:     w.tally.between(half, end),
 		attempts: w.tally.total().sent,
 	}
 }

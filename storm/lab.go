@@ -8,12 +8,17 @@ import (
 	"time"
 )
 
-// A lab runs worlds, as many at once as there are cores.
+// A lab runs worlds, as many at once as there are cores. It is safe for concurrent use.
 type lab struct {
 	t        *testing.T // which synctest asks for
 	seed     uint64
 	progress *progress // nil: none
 	aside    io.Writer // for what is not the same each time
+	cores    chan struct{}
+}
+
+func newLab(t *testing.T, seed uint64, p *progress, aside io.Writer) *lab {
+	return &lab{t, seed, p, aside, make(chan struct{}, runtime.GOMAXPROCS(0))}
 }
 
 // A cell is one world of a scenario: a set-up that is run and gives a result.
@@ -29,22 +34,17 @@ func each[C cell[R], R any](l *lab, cells []C) []R {
 func timed[C cell[R], R any](l *lab, cells []C) ([]R, []time.Duration) {
 	l.progress.more(len(cells))
 	results, took := make([]R, len(cells)), make([]time.Duration, len(cells))
-	next := make(chan int)
-	var workers sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(cells)) {
-		workers.Go(func() {
-			for i := range next {
-				began := time.Now()
-				enter(l.t, l.seed, func(w *world) { results[i] = cells[i].in(w) })
-				took[i] = time.Since(began)
-				l.progress.done()
-			}
+	var worlds sync.WaitGroup
+	for i, c := range cells {
+		l.cores <- struct{}{} // here, so that worlds begin in order
+		worlds.Go(func() {
+			defer func() { <-l.cores }()
+			began := time.Now()
+			enter(l.t, l.seed, func(w *world) { results[i] = c.in(w) })
+			took[i] = time.Since(began)
+			l.progress.done()
 		})
 	}
-	for i := range cells {
-		next <- i
-	}
-	close(next)
-	workers.Wait()
+	worlds.Wait()
 	return results, took
 }

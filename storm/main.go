@@ -70,16 +70,20 @@ func list(out io.Writer) {
 	}
 }
 
-// run runs the scenarios and prints their tables.
+// run runs the scenarios, all at once, and prints their tables in order.
 func run(t *testing.T, s settings, out io.Writer, p *progress) error {
-	l := &lab{t: t, seed: s.seed, progress: p, aside: os.Stderr}
+	l := newLab(t, s.seed, p, os.Stderr)
 	defer p.clear()
+	var results []chan report
 	for _, sc := range scenarios() {
-		if s.scenario != "" && s.scenario != sc.name {
-			continue
+		if s.scenario == "" || s.scenario == sc.name {
+			result := make(chan report, 1)
+			results = append(results, result)
+			go func() { result <- sc.run(l, s) }()
 		}
-		p.begin(sc.name)
-		r := sc.run(l, s)
+	}
+	for _, result := range results {
+		r := <-result
 		p.clear()
 		for _, table := range r.tables {
 			if err := table.print(out); err != nil {

@@ -11,18 +11,7 @@ type progress struct {
 	out io.Writer
 
 	mu          sync.Mutex
-	name        string
 	ended, many int
-}
-
-func (p *progress) begin(name string) {
-	if p == nil {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.name, p.ended, p.many = name, 0, 0
-	p.showLocked()
 }
 
 // more says that n worlds are to come.
@@ -47,14 +36,16 @@ func (p *progress) done() {
 	p.showLocked()
 }
 
-// clear takes the line away.
+// clear takes the line away until the next world ends.
 func (p *progress) clear() {
 	if p == nil {
 		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	fmt.Fprint(p.out, "\r\x1b[K")
 }
 
 func (p *progress) showLocked() {
-	fmt.Fprintf(p.out, "\r\x1b[K%s: %d of %d worlds", p.name, p.ended, p.many)
+	fmt.Fprintf(p.out, "\r\x1b[K%d of %d worlds", p.ended, p.many)
 }
