@@ -55,17 +55,17 @@ func runBucket(l *lab, s settings) report {
 	all = s.mine(all[len(all)-1], all)
 	clients := cmp.Or(s.clients, 50)
 	rate := cmp.Or(s.rate, 10*float64(clients))
-	failures := flakyTable(l, all, shares, clients, rate)
+	failures, pictures := flakyTable(l, all, shares, clients, rate)
 	failures.title = fmt.Sprintf("tokenbucket: %d clients, %s requests a second in all; share of attempts that fail", clients, number(rate))
 	failures.notes = []string{"Share of requests that succeed (and attempts for each request)."}
-	r := report{tables: []table{failures}}
+	r := report{tables: []table{failures}, pictures: pictures}
 	if s.plain() {
 		r.tables = append(r.tables, crowdTable(l))
 	}
 	return r
 }
 
-func flakyTable(l *lab, all []client, shares []float64, clients int, rate float64) table {
+func flakyTable(l *lab, all []client, shares []float64, clients int, rate float64) (table, []picture) {
 	var cells []flaky
 	for _, c := range all {
 		for _, share := range shares {
@@ -77,14 +77,20 @@ func flakyTable(l *lab, all []client, shares []float64, clients int, rate float6
 	for _, share := range shares {
 		t.head = append(t.head, fmt.Sprintf("%v %%", 100*share))
 	}
+	success := picture{name: "tokenbucket", title: "Requests that succeed", x: "share of attempts that fail, %", y: "success, %"}
+	load := picture{name: "tokenbucket-load", title: "Load", x: "share of attempts that fail, %", y: "attempts for each request"}
 	for i := 0; i < len(cells); i += len(shares) {
 		row := []string{cells[i].client.name}
-		for _, sum := range results[i : i+len(shares)] {
+		good, sent := line{name: row[0]}, line{name: row[0]}
+		for j, sum := range results[i : i+len(shares)] {
+			good.add(100*shares[j], 100*sum.success())
+			sent.add(100*shares[j], sum.load())
 			row = append(row, fmt.Sprintf("%s (%s)", percent(sum.success()), times(sum.load())))
 		}
 		t.add(row...)
+		success.lines, load.lines = append(success.lines, good), append(load.lines, sent)
 	}
-	return t
+	return t, []picture{success, load}
 }
 
 // in returns what all of the time saw.
@@ -165,7 +171,7 @@ func crowds() []client {
 }
 
 func crowdTable(l *lab) table {
-	t := flakyTable(l, crowds(), []float64{0.05, 0.1, 0.2, 0.5}, 1000, 100)
+	t, _ := flakyTable(l, crowds(), []float64{0.05, 0.1, 0.2, 0.5}, 1000, 100)
 	t.title = "tokenbucket: 1000 clients of 0.1 requests a second each, 2 retries; share of attempts that fail"
 	t.notes = []string{
 		"What a client has at first, and in reserve, adds up: a quota that is small for one is none for a thousand.",

@@ -83,16 +83,21 @@ func runCascade(l *lab, s settings) report {
 		t.head = append(t.head, c.name)
 	}
 	t.head = append(t.head, "in one process", "and middleware")
+	p := picture{name: "cascade", title: "Attempts at the bottom for each request at the top", x: "layers", y: "attempts", logY: true}
+	for _, name := range t.head[2:] {
+		p.lines = append(p.lines, line{name: name})
+	}
 	results := each(l, cells)
 	for layers := 1; layers <= most; layers++ {
 		row := []string{fmt.Sprint(layers), number(math.Pow(float64(all[0].attempts), float64(layers)))}
-		for _, sum := range results[:len(all)+2] {
+		for i, sum := range results[:len(all)+2] {
+			p.lines[i].add(float64(layers), sum.load())
 			row = append(row, fmt.Sprintf("%.3f", sum.load()))
 		}
 		results = results[len(all)+2:]
 		t.add(row...)
 	}
-	return report{tables: []table{t}}
+	return report{tables: []table{t}, pictures: []picture{p}}
 }
 
 // in returns what all of the time saw: requests at the top, attempts at the bottom.

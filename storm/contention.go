@@ -79,20 +79,26 @@ func runContention(l *lab, s settings) report {
 		head:  []string{"clients"},
 		notes: []string{"Means of 10 runs, of 100 with 100 clients."},
 	}
+	lines := picture{name: "contention", title: "Writes until all have written", x: "clients", y: "writes"}
+	times := picture{name: "contention-time", title: "Time until all have written", x: "clients", y: "seconds", logY: true}
 	for _, c := range all {
 		writes.head = append(writes.head, c.name)
 		took.head = append(took.head, c.name)
+		lines.lines = append(lines.lines, line{name: c.name})
+		times.lines = append(times.lines, line{name: c.name})
 	}
 	for _, size := range sizes {
 		w, d := []string{fmt.Sprint(size)}, []string{fmt.Sprint(size)}
-		for _, mean := range races(l, all, size, runsOf(size)) {
+		for i, mean := range races(l, all, size, runsOf(size)) {
+			lines.lines[i].add(float64(size), mean.writes)
+			times.lines[i].add(float64(size), mean.took.Seconds())
 			w = append(w, fmt.Sprintf("%.1f", mean.writes))
 			d = append(d, fmt.Sprintf("%d ms", mean.took.Milliseconds()))
 		}
 		writes.add(w...)
 		took.add(d...)
 	}
-	return report{tables: []table{writes, took}}
+	return report{tables: []table{writes, took}, pictures: []picture{lines, times}}
 }
 
 func runsOf(clients int) int {

@@ -39,6 +39,7 @@ const fleetDown = time.Minute
 type drain struct {
 	first, last second // halves of the outage
 	attempts    int    // in all of the time
+	rows        []second
 }
 
 // fleetClients are those that are compared.
@@ -62,9 +63,9 @@ func runFleet(l *lab, s settings) report {
 		clients := cmp.Or(s.clients, 1000)
 		cells = append(cells, armada{c, clients, cmp.Or(s.rate, float64(clients)/60), 10 * time.Minute})
 	}
-	rules := fleetTable(l, cells)
+	rules, p := fleetTable(l, cells)
 	rules.title = fmt.Sprintf("fleet: %d clients, %s requests a second in all", cells[0].clients, number(cells[0].rate))
-	r := report{tables: []table{rules}}
+	r := report{tables: []table{rules}, pictures: []picture{p}}
 	if !s.plain() {
 		return r
 	}
@@ -72,13 +73,14 @@ func runFleet(l *lab, s settings) report {
 	for _, clients := range []int{100_000, 10_000, 1_000, 100} { // the longest begins
 		cells = append(cells, armada{shipped(), clients, float64(clients) / 60, 2 * time.Minute})
 	}
-	sizes := fleetTable(l, cells)
+	sizes, _ := fleetTable(l, cells)
 	sizes.title = "fleet: what the defaults add up to in the first 2 minutes"
 	r.tables = append(r.tables, sizes)
 	return r
 }
 
-func fleetTable(l *lab, cells []armada) table {
+func fleetTable(l *lab, cells []armada) (table, picture) {
+	p := picture{name: "fleet", title: "Load of a fleet on a host that fails from 60 s on", x: "seconds", y: "attempts for each request"}
 	half := cells[0].outage / 2
 	t := table{head: []string{
 		"client", "clients", "requests/s", "reserves/s",
@@ -87,6 +89,7 @@ func fleetTable(l *lab, cells []armada) table {
 	results, took := timed(l, cells)
 	for i, r := range results {
 		c := cells[i]
+		p.lines = append(p.lines, rows(c.client.name, r.rows, 30, second.load))
 		reserve := "-"
 		if c.client.quota != nil {
 			reserve = number(c.client.quota.Reserve * float64(c.clients))
@@ -97,7 +100,7 @@ func fleetTable(l *lab, cells []armada) table {
 		fmt.Fprintf(l.aside, "fleet: %s, %d clients: %d attempts in %v, %v each\n", c.client.name, c.clients,
 			r.attempts, took[i].Round(time.Millisecond), (took[i] / time.Duration(r.attempts)).Round(10*time.Nanosecond))
 	}
-	return t
+	return t, p
 }
 
 // in lets the host fail for all of the outage.
@@ -124,5 +127,6 @@ func (a armada) in(w *world) drain {
 		first:    w.tally.between(fleetDown, half),
 		last:     w.tally.between(half, end),
 		attempts: w.tally.total().sent,
+		rows:     w.tally.seconds(),
 	}
 }

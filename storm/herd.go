@@ -65,11 +65,13 @@ func runHerd(l *lab, s settings) report {
 		head:  []string{"client", "pauses", "peak", "of no jitter's", "all answered after", "attempts of a client"},
 		notes: []string{"Peak is the most attempts in one second from the server's return on; the time is from there."},
 	}
+	p := picture{name: "herd", title: "Attempts of a herd", x: "seconds since it failed", y: "attempts a second"}
 	for i, r := range results {
+		p.lines = append(p.lines, rows(all[i].name, r.rows, 1, func(s second) float64 { return float64(s.sent) }))
 		t.add(all[i].name, all[i].pause.String(), fmt.Sprintf("%d/s", r.peak), percent(ratio(r.peak, results[0].peak)),
 			seconds(r.last), fmt.Sprintf("%.1f", ratio(r.attempts, cells[i].clients)))
 	}
-	return report{tables: []table{t}}
+	return report{tables: []table{t}, pictures: []picture{p}}
 }
 
 // in returns how the clients of c came back.

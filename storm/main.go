@@ -74,16 +74,19 @@ func list(out io.Writer) {
 func run(t *testing.T, s settings, out io.Writer, p *progress) error {
 	l := newLab(t, s.seed, p, os.Stderr)
 	defer p.clear()
+	var ran []scenario
 	var results []chan report
 	for _, sc := range scenarios() {
 		if s.scenario == "" || s.scenario == sc.name {
 			result := make(chan report, 1)
-			results = append(results, result)
+			ran, results = append(ran, sc), append(results, result)
 			go func() { result <- sc.run(l, s) }()
 		}
 	}
+	var reports []report
 	for _, result := range results {
 		r := <-result
+		reports = append(reports, r)
 		p.clear()
 		for _, table := range r.tables {
 			if err := table.print(out); err != nil {
@@ -91,5 +94,8 @@ func run(t *testing.T, s settings, out io.Writer, p *progress) error {
 			}
 		}
 	}
-	return nil
+	if s.out == "" {
+		return nil
+	}
+	return save(s.out, s, ran, reports)
 }

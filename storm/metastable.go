@@ -105,8 +105,7 @@ func runMetastable(l *lab, s settings) report {
 		"In brackets attempts for each request until then; never: not within 5 minutes.",
 		"A breaker's refusals are not attempts, so that its load is less than 1.",
 	}
-	r := report{tables: []table{t}, pictures: []picture{}}
-	_ = results
+	r := report{tables: []table{t}, pictures: []picture{stormPicture(all, columns, results)}}
 	if s.plain() {
 		r.tables = append(r.tables, thresholdTable(l))
 	}
@@ -131,6 +130,19 @@ func stormTable(l *lab, all []client, columns []storm) (table, []recovery) {
 		t.add(row...)
 	}
 	return t, results
+}
+
+// stormPicture shows the first of the columns.
+func stormPicture(all []client, columns []storm, results []recovery) picture {
+	p := picture{
+		name:  "metastable",
+		title: fmt.Sprintf("Answers in time, of %s requests a second", number(columns[0].rate)),
+		x:     "seconds; the trouble begins at 60", y: "answers a second",
+	}
+	for i, c := range all {
+		p.lines = append(p.lines, rows(c.name, results[i*len(columns)].rows, 2, func(s second) float64 { return float64(s.good) / 2 }))
+	}
+	return p
 }
 
 // thresholdTable shows from which rate on one retry keeps the server down.

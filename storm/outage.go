@@ -27,6 +27,9 @@ type downtime struct {
 	outage time.Duration
 }
 
+// downFrom is when the host goes down.
+const downFrom = 10 * time.Second
+
 // An upturn is what came of it.
 type upturn struct {
 	reached int           // attempts while the host was down
@@ -52,9 +55,9 @@ func runOutage(l *lab, s settings) report {
 	for _, c := range all {
 		cells = append(cells, downtime{c, rate, down})
 	}
-	t := downTable(l, cells)
+	t, p := downTable(l, cells)
 	t.title = fmt.Sprintf("breaker: a host is down for %v, %s requests a second", down, number(rate))
-	r := report{tables: []table{t}}
+	r := report{tables: []table{t}, pictures: []picture{p}}
 	if !s.plain() {
 		return r
 	}
@@ -64,31 +67,43 @@ func runOutage(l *lab, s settings) report {
 		c.name = fmt.Sprintf("as shipped, down for %v", down)
 		cells = append(cells, downtime{c, rate, down})
 	}
-	t = downTable(l, cells)
+	t, _ = downTable(l, cells)
 	t.title = "breaker: the ladder of cool-downs: 30 s, then 1, 2 and 5 min"
 	r.tables = append(r.tables, t)
 	return r
 }
 
-func downTable(l *lab, cells []downtime) table {
+func downTable(l *lab, cells []downtime) (table, picture) {
+	p := picture{name: "breaker", title: "Attempts that reach a host that is down", x: "minutes", y: "attempts so far", logY: true}
 	t := table{head: []string{"client", "requests meanwhile", "attempts that reach it", "back after"}}
 	for i, r := range each(l, cells) {
 		t.add(cells[i].client.name, fmt.Sprint(r.asked), fmt.Sprint(r.reached), seconds(r.back))
+		p.lines = append(p.lines, reachedSoFar(cells[i], r))
 	}
-	return t
+	return t, p
 }
 
-// in lets the host be well for 10 s, down, and well again until requests reach it.
+func reachedSoFar(d downtime, r upturn) line {
+	l := line{name: d.client.name}
+	sum := 0
+	for i, row := range r.rows[downFrom/time.Second : (downFrom+d.outage)/time.Second] {
+		if sum += row.sent; sum > 0 && i%10 == 0 {
+			l.add(float64(i+1)/60, float64(sum))
+		}
+	}
+	return l
+}
+
+// in lets the host be well, down, and well again until requests reach it.
 func (d downtime) in(w *world) upturn {
-	const from = 10 * time.Second
-	to := from + d.outage
+	to := downFrom + d.outage
 	var back atomic.Int64 // when it was first reached after its return
 	t := d.client.transport(base(func(ctx context.Context, _ *rand.Rand) (int, error) {
 		now := w.now()
 		w.tally.sent(now)
 		status := 200
 		switch {
-		case now >= from && now < to:
+		case now >= downFrom && now < to:
 			status = 503
 		case now >= to:
 			back.CompareAndSwap(0, int64(now))
@@ -98,6 +113,6 @@ func (d downtime) in(w *world) upturn {
 	}))
 	w.arrivals(1, d.rate, to+time.Hour, func(_ int, r *rand.Rand) { w.get(t, d.client, r) })
 	w.wg.Wait()
-	sum := w.tally.between(from, to)
+	sum := w.tally.between(downFrom, to)
 	return upturn{reached: sum.sent, asked: sum.asked, back: time.Duration(back.Load()) - to, rows: w.tally.seconds()}
 }

@@ -17,11 +17,11 @@ type pause struct {
 	base, limit time.Duration
 }
 
-// A draw is one of the backoffs with its chance taken from r: retrip's own draw from a
+// A sampler makes one of the backoffs with its chance taken from r: retrip's own draw from a
 // source that cannot be seeded. Their formulas are the same, which a test holds them to.
-type draw func(p pause, r *rand.Rand) retrip.Backoff
+type sampler func(p pause, r *rand.Rand) retrip.Backoff
 
-var draws = map[string]draw{
+var samplers = map[string]sampler{
 	"none":         func(p pause, _ *rand.Rand) retrip.Backoff { return retrip.Exponential(p.base, p.limit) },
 	"constant":     func(p pause, _ *rand.Rand) retrip.Backoff { return retrip.Constant(p.base) },
 	"full":         fullJitter,
@@ -35,7 +35,7 @@ var draws = map[string]draw{
 // kinds are the names that -backoff takes.
 func kinds() string {
 	all := slices.Collect(func(yield func(string) bool) {
-		for kind := range draws {
+		for kind := range samplers {
 			if !yield(kind) {
 				return
 			}
@@ -55,7 +55,7 @@ func (p pause) String() string {
 
 // backoff returns the pauses of one request in w.
 func (p pause) backoff(w *world, r *rand.Rand) retrip.Backoff {
-	drawn := draws[p.kind](p, r)
+	drawn := samplers[p.kind](p, r)
 	last := time.Duration(0) // as it was drawn
 	return func(retry int, _ time.Duration) time.Duration {
 		last = drawn(retry, last)
@@ -106,7 +106,7 @@ func within(r *rand.Rand, low, high time.Duration) time.Duration {
 
 // checked returns p, or why it makes no sense.
 func (p pause) checked() (pause, error) {
-	if _, ok := draws[p.kind]; !ok {
+	if _, ok := samplers[p.kind]; !ok {
 		return p, fmt.Errorf("-backoff %s: there is no such; there are %s", p.kind, kinds())
 	}
 	if p.base < 0 {

@@ -42,7 +42,7 @@ func TestSeededPausesAreDrawnLikeTheirModels(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(seed, 0))
-			ours := chains(50_000, func() retrip.Backoff { return draws[kind](pause{kind, base, limit}, r) })
+			ours := chains(50_000, func() retrip.Backoff { return samplers[kind](pause{kind, base, limit}, r) })
 			theirs := chains(50_000, func() retrip.Backoff { return model })
 			for i := range ours {
 				requireAlike(t, theirs[i], ours[i])

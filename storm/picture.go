@@ -1,4 +1,139 @@
 package main
 
-// A picture is drawn to a file of the report.
-type picture struct{}
+import (
+	"bytes"
+	"fmt"
+	"image/color"
+	"math"
+	"strconv"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+)
+
+// A picture is a chart of lines. It is written to a file of its own, and is a part of the
+// HTML report.
+type picture struct {
+	name       string // of the file, without .svg
+	title      string
+	x, y       string // what the axes show
+	logX, logY bool
+	lines      []line
+}
+
+// A line is drawn through its points.
+type line struct {
+	name   string
+	points plotter.XYs
+}
+
+func (l *line) add(x, y float64) { l.points = append(l.points, plotter.XY{X: x, Y: y}) }
+
+// palette is Okabe and Ito's, which the colour-blind can tell apart; dashes help print.
+var palette = []color.Color{
+	color.RGBA{R: 0xd5, G: 0x5e, A: 0xff},
+	color.RGBA{G: 0x72, B: 0xb2, A: 0xff},
+	color.RGBA{G: 0x9e, B: 0x73, A: 0xff},
+	color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff},
+	color.RGBA{R: 0xe6, G: 0x9f, A: 0xff},
+	color.RGBA{A: 0xff},
+	color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
+}
+
+var dashes = [][]vg.Length{nil, {6, 3}, {2, 2}, {8, 2, 2, 2}}
+
+const (
+	pictureWidth  = 760
+	pictureHeight = 320
+	legendWidth   = 210
+)
+
+// svg draws the picture.
+func (p *picture) svg() ([]byte, error) {
+	chart := p.chart()
+	legend := plot.NewLegend()
+	legend.Top, legend.Left = true, true
+	legend.YOffs = -28
+	legend.Padding = 4
+	legend.ThumbnailWidth = 26
+	legend.TextStyle.Font.Size = 11
+	for i, l := range p.lines {
+		drawn, err := plotter.NewLine(l.points)
+		if err != nil {
+			return nil, fmt.Errorf("picture %s, line %s: %w", p.name, l.name, err)
+		}
+		drawn.Color = palette[i%len(palette)]
+		drawn.Width = 1.6
+		drawn.Dashes = dashes[i%len(dashes)]
+		chart.Add(drawn)
+		legend.Add(l.name, drawn)
+	}
+	canvas := vgsvg.New(pictureWidth, pictureHeight)
+	all := draw.New(canvas)
+	all.SetColor(color.White)
+	all.Fill(all.Rectangle.Path())
+	chart.Draw(draw.Crop(all, 8, -legendWidth, 8, -8))
+	legend.Draw(draw.Crop(all, pictureWidth-legendWidth+12, 0, 0, 0))
+	var out bytes.Buffer
+	_, err := canvas.WriteTo(&out)
+	return out.Bytes(), err
+}
+
+// chart returns the picture without its lines.
+func (p *picture) chart() *plot.Plot {
+	chart := plot.New()
+	chart.Title.Text = p.title
+	chart.Title.Padding = 8
+	chart.X.Label.Text, chart.Y.Label.Text = p.x, p.y
+	chart.Add(grid())
+	if p.logX {
+		chart.X.Scale, chart.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(powers)
+	}
+	if p.logY {
+		chart.Y.Scale, chart.Y.Tick.Marker = plot.LogScale{}, plot.TickerFunc(powers)
+	} else {
+		chart.Y.Min = 0
+	}
+	return chart
+}
+
+func grid() *plotter.Grid {
+	g := plotter.NewGrid()
+	g.Vertical.Color, g.Horizontal.Color = color.Gray{0xe4}, color.Gray{0xe4}
+	return g
+}
+
+// powers marks a logarithmic axis at 1, 2, 5, 10 and so on, or only at 1, 10, 100 if it
+// is long.
+func powers(low, high float64) []plot.Tick {
+	steps := []float64{1, 2, 5}
+	if high/low > 1000 {
+		steps = steps[:1]
+	}
+	var ticks []plot.Tick
+	for e := math.Floor(math.Log10(low)); e <= math.Log10(high); e++ {
+		for _, step := range steps {
+			v := step * math.Pow(10, e)
+			if v >= low*0.999 && v <= high*1.001 {
+				ticks = append(ticks, plot.Tick{Value: v, Label: strconv.FormatFloat(v, 'g', 6, 64)})
+			}
+		}
+	}
+	return ticks
+}
+
+// rows draws what a function makes of each second, as a mean over some of them.
+func rows(name string, all []second, every int, value func(second) float64) line {
+	l := line{name: name}
+	for from := 0; from+every <= len(all); from += every {
+		var sum second
+		for _, s := range all[from : from+every] {
+			sum = sum.plus(s)
+		}
+		l.add(float64(from)+float64(every)/2, value(sum))
+	}
+	return l
+}

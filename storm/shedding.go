@@ -63,14 +63,21 @@ func runShedding(l *lab, s settings) report {
 	for _, rate := range rates {
 		t.head = append(t.head, number(rate)+"/s")
 	}
+	p := picture{
+		name: "shedding", title: fmt.Sprintf("Load on a server that serves %s requests a second", number(capacity)),
+		x: "requests a second", y: "attempts for each request", logX: true,
+	}
 	for i := 0; i < len(cells); i += len(rates) {
 		row := []string{cells[i].client.name, fmt.Sprint(cells[i].status)}
-		for _, sum := range results[i : i+len(rates)] {
+		load := line{name: row[0] + ", " + row[1]}
+		for j, sum := range results[i : i+len(rates)] {
+			load.add(rates[j], sum.load())
 			row = append(row, fmt.Sprintf("%s (%s)", times(sum.load()), percent(sum.success())))
 		}
 		t.add(row...)
+		p.lines = append(p.lines, load)
 	}
-	return report{tables: []table{t}}
+	return report{tables: []table{t}, pictures: []picture{p}}
 }
 
 // in returns what the second half of the time saw.
