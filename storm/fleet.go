@@ -47,9 +47,9 @@ func fleetClients() []client {
 	free, quota, small, both := shipped(), shipped(), shipped(), shipped()
 	free.name, free.quota, free.breaker = "no quota", nil, nil
 	quota.name, quota.breaker = "retrip's quota", nil
-	small.name, small.breaker = "quota: initial 1, reserve 0.01/s", nil
+	small.name, small.breaker = "initial 1, reserve 0.01/s", nil
 	small.quota = &retrip.Quota{Capacity: 20, Initial: 1, Earn: 0.1, Reserve: 0.01}
-	both.name = "the same, and the breaker at 5 in a row"
+	both.name = "and a breaker at 5 in a row"
 	breaker := retrip.DefaultBreaker()
 	breaker.Failures = 5
 	both.quota, both.breaker = small.quota, &breaker
@@ -89,7 +89,7 @@ func fleetTable(l *lab, cells []armada) (table, picture) {
 	results, took := timed(l, cells)
 	for i, r := range results {
 		c := cells[i]
-		p.lines = append(p.lines, rows(c.client.name, r.rows, 30, second.load))
+		p.lines = append(p.lines, rows(c.client.name, r.rows, 0, 30, second.load))
 		reserve := "-"
 		if c.client.quota != nil {
 			reserve = number(c.client.quota.Reserve * float64(c.clients))

@@ -66,8 +66,9 @@ func runHerd(l *lab, s settings) report {
 		notes: []string{"Peak is the most attempts in one second from the server's return on; the time is from there."},
 	}
 	p := picture{name: "herd", title: "Attempts of a herd", x: "seconds since it failed", y: "attempts a second"}
+	from := int(cells[0].outage/time.Second) / 8 // the first pauses are short, and alike
 	for i, r := range results {
-		p.lines = append(p.lines, rows(all[i].name, r.rows, 1, func(s second) float64 { return float64(s.sent) }))
+		p.lines = append(p.lines, rows(all[i].name, r.rows, from, 1, func(s second) float64 { return float64(s.sent) }))
 		t.add(all[i].name, all[i].pause.String(), fmt.Sprintf("%d/s", r.peak), percent(ratio(r.peak, results[0].peak)),
 			seconds(r.last), fmt.Sprintf("%.1f", ratio(r.attempts, cells[i].clients)))
 	}

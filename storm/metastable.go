@@ -94,7 +94,7 @@ func runMetastable(l *lab, s settings) report {
 			if slow > 0 && rate == 280 && s.plain() {
 				continue // as bad as the net, and the longest to compute
 			}
-			columns = append(columns, storm{rate: rate, capacity: capacity, outage: outage, slow: slow, during: 5 * time.Minute})
+			columns = append(columns, storm{rate: rate, capacity: capacity, outage: outage, slow: slow, during: 4 * time.Minute})
 			head = append(head, fmt.Sprintf("%s, %s/s", map[bool]string{true: "net", false: "cpu"}[slow == 0], number(rate)))
 		}
 	}
@@ -102,7 +102,7 @@ func runMetastable(l *lab, s settings) report {
 	t.title = fmt.Sprintf("metastable: time to recover from %v of trouble, at a server of %s requests a second", outage, number(capacity))
 	t.head = head
 	t.notes = []string{
-		"In brackets attempts for each request until then; never: not within 5 minutes.",
+		"In brackets attempts for each request until then; never: not within 4 minutes.",
 		"A breaker's refusals are not attempts, so that its load is less than 1.",
 	}
 	r := report{tables: []table{t}, pictures: []picture{stormPicture(all, columns, results)}}
@@ -140,7 +140,7 @@ func stormPicture(all []client, columns []storm, results []recovery) picture {
 		x:     "seconds; the trouble begins at 60", y: "answers a second",
 	}
 	for i, c := range all {
-		p.lines = append(p.lines, rows(c.name, results[i*len(columns)].rows, 2, func(s second) float64 { return float64(s.good) / 2 }))
+		p.lines = append(p.lines, rows(c.name, results[i*len(columns)].rows, 0, 5, func(s second) float64 { return float64(s.good) / 5 }))
 	}
 	return p
 }
@@ -150,8 +150,8 @@ func thresholdTable(l *lab) table {
 	all := stormClients()
 	var columns []storm
 	head := []string{"client"}
-	for _, rate := range []float64{130, 140, 150, 160} {
-		columns = append(columns, storm{rate: rate, capacity: 300, outage: 10 * time.Second, during: 5 * time.Minute})
+	for _, rate := range []float64{130, 140, 150} {
+		columns = append(columns, storm{rate: rate, capacity: 300, outage: 10 * time.Second, during: 4 * time.Minute})
 		head = append(head, number(rate)+"/s")
 	}
 	t, _ := stormTable(l, []client{all[1], all[4]}, columns)

@@ -46,9 +46,9 @@ var palette = []color.Color{
 var dashes = [][]vg.Length{nil, {6, 3}, {2, 2}, {8, 2, 2, 2}}
 
 const (
-	pictureWidth  = 760
+	pictureWidth  = 800
 	pictureHeight = 320
-	legendWidth   = 210
+	legendWidth   = 250
 )
 
 // svg draws the picture.
@@ -59,7 +59,7 @@ func (p *picture) svg() ([]byte, error) {
 	legend.YOffs = -28
 	legend.Padding = 4
 	legend.ThumbnailWidth = 26
-	legend.TextStyle.Font.Size = 11
+	legend.TextStyle.Font.Variant, legend.TextStyle.Font.Size = "Sans", 11
 	for i, l := range p.lines {
 		drawn, err := plotter.NewLine(l.points)
 		if err != nil {
@@ -79,16 +79,23 @@ func (p *picture) svg() ([]byte, error) {
 	legend.Draw(draw.Crop(all, pictureWidth-legendWidth+12, 0, 0, 0))
 	var out bytes.Buffer
 	_, err := canvas.WriteTo(&out)
-	return out.Bytes(), err
+	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,sans-serif;")), err
 }
 
 // chart returns the picture without its lines.
 func (p *picture) chart() *plot.Plot {
 	chart := plot.New()
+	for _, style := range []*draw.TextStyle{
+		&chart.Title.TextStyle, &chart.X.Label.TextStyle, &chart.Y.Label.TextStyle, &chart.X.Tick.Label, &chart.Y.Tick.Label,
+	} {
+		style.Font.Variant, style.Font.Size = "Sans", 11
+	}
+	chart.Title.TextStyle.Font.Size = 13
 	chart.Title.Text = p.title
 	chart.Title.Padding = 8
 	chart.X.Label.Text, chart.Y.Label.Text = p.x, p.y
 	chart.Add(grid())
+	chart.X.Tick.Marker, chart.Y.Tick.Marker = plot.TickerFunc(steps), plot.TickerFunc(steps)
 	if p.logX {
 		chart.X.Scale, chart.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(powers)
 	}
@@ -104,6 +111,22 @@ func grid() *plotter.Grid {
 	g := plotter.NewGrid()
 	g.Vertical.Color, g.Horizontal.Color = color.Gray{0xe4}, color.Gray{0xe4}
 	return g
+}
+
+// steps marks an axis at most six times, at multiples of 1, 2 or 5 times a power of ten.
+func steps(low, high float64) []plot.Tick {
+	power := math.Pow(10, math.Floor(math.Log10((high-low)/6)))
+	step := power
+	for _, factor := range []float64{2, 5, 10} {
+		if (high-low)/step > 5.5 {
+			step = factor * power
+		}
+	}
+	var ticks []plot.Tick
+	for i := math.Ceil(low / step); i*step <= high*1.0001; i++ {
+		ticks = append(ticks, plot.Tick{Value: i * step, Label: strconv.FormatFloat(i*step, 'g', 6, 64)})
+	}
+	return ticks
 }
 
 // powers marks a logarithmic axis at 1, 2, 5, 10 and so on, or only at 1, 10, 100 if it
@@ -125,10 +148,10 @@ func powers(low, high float64) []plot.Tick {
 	return ticks
 }
 
-// rows draws what a function makes of each second, as a mean over some of them.
-func rows(name string, all []second, every int, value func(second) float64) line {
+// rows draws what a function makes of each second from one on, taking some together.
+func rows(name string, all []second, from, every int, value func(second) float64) line {
 	l := line{name: name}
-	for from := 0; from+every <= len(all); from += every {
+	for ; from+every <= len(all); from += every {
 		var sum second
 		for _, s := range all[from : from+every] {
 			sum = sum.plus(s)

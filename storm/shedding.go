@@ -50,7 +50,7 @@ func runShedding(l *lab, s settings) report {
 	for _, c := range s.mine(shipped(), shedClients()) {
 		for _, status := range []int{503, 429} {
 			for _, rate := range rates {
-				cells = append(cells, shed{c, status, rate, capacity, lasting(60_000, rate, 120*time.Second)})
+				cells = append(cells, shed{c, status, rate, capacity, lasting(40_000, rate, 120*time.Second)})
 			}
 		}
 	}
