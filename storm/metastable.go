@@ -25,14 +25,12 @@ until 95 % of the requests are answered in time again, and the load until then.`
 	run:   runMetastable,
 }
 
-// trouble begins a minute after the world.
-const trouble = time.Minute
-
 // A storm is one client process and one server with a queue, and an outage.
 type storm struct {
 	client   client
 	rate     float64
 	capacity float64
+	before   time.Duration // when the outage begins
 	outage   time.Duration
 	slow     float64       // capacity in the outage; 0: nothing arrives
 	during   time.Duration // how long it is watched after the outage
@@ -94,7 +92,7 @@ func runMetastable(l *lab, s settings) report {
 			if slow > 0 && rate == 280 && s.plain() {
 				continue // as bad as the net, and the longest to compute
 			}
-			columns = append(columns, storm{rate: rate, capacity: capacity, outage: outage, slow: slow, during: 4 * time.Minute})
+			columns = append(columns, storm{rate: rate, capacity: capacity, before: time.Minute, outage: outage, slow: slow, during: 4 * time.Minute})
 			head = append(head, fmt.Sprintf("%s, %s/s", map[bool]string{true: "net", false: "cpu"}[slow == 0], number(rate)))
 		}
 	}
@@ -151,7 +149,7 @@ func thresholdTable(l *lab) table {
 	var columns []storm
 	head := []string{"client"}
 	for _, rate := range []float64{130, 140, 150} {
-		columns = append(columns, storm{rate: rate, capacity: 300, outage: 10 * time.Second, during: 4 * time.Minute})
+		columns = append(columns, storm{rate: rate, capacity: 300, before: time.Minute, outage: 10 * time.Second, during: 4 * time.Minute})
 		head = append(head, number(rate)+"/s")
 	}
 	t, _ := stormTable(l, []client{all[1], all[4]}, columns)
@@ -163,7 +161,7 @@ func thresholdTable(l *lab) table {
 
 // in lets the outage happen, and watches until some time after the recovery.
 func (s storm) in(w *world) recovery {
-	q := &queue{rate: s.capacity, slow: s.slow, from: trouble, to: trouble + s.outage}
+	q := &queue{rate: s.capacity, slow: s.slow, from: s.before, to: s.before + s.outage}
 	t := s.client.transport(base(func(ctx context.Context, _ *rand.Rand) (int, error) {
 		now := w.now()
 		w.tally.sent(now)
