@@ -26,14 +26,9 @@ var scriptJS string
 var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	"style":   func() template.CSS { return template.CSS(styleCSS) },
 	"script":  func() template.JS { return template.JS(scriptJS) },
-	"percent": percent, "stamp": stamp, "clock": clock, "span": span, "left": left, "last": last,
-	"quarter": func(n float64) float64 { return n / 4 },
-	"at": func(now time.Time, f Failure) any {
-		return struct {
-			Now time.Time
-			F   Failure
-		}{now, f}
-	},
+	"chart":   chart,
+	"row":     func(r row) template.HTML { return r.html() },
+	"percent": percent, "stamp": stamp, "clock": clock,
 }).Parse(pageHTML))
 
 // policy permits the style and the script that are in the page, by their hashes, and the
@@ -313,6 +308,12 @@ func height(n, peak uint32) float64 {
 	return float64(int(10*chartHeight*(1-float64(n)/float64(peak)))) / 10
 }
 
+func chart(paths []path) template.HTML {
+	b := &builder{}
+	b.chart(paths)
+	return template.HTML(b.String())
+}
+
 // render writes all of a template or nothing.
 func render(w io.Writer, name string, data any) error {
 	var b strings.Builder
@@ -358,13 +359,13 @@ func span(seconds float64) string {
 }
 
 // left is the time until then, in whole seconds.
-func left(until *time.Time, now time.Time) string {
+func left(until, now time.Time) string {
 	d := until.Sub(now)
 	if d <= 0 {
 		return "next probe now"
 	}
 	if d > 24*time.Hour {
-		return "next probe " + clock(*until, now)
+		return "next probe " + clock(until, now)
 	}
 	d = (d + time.Second - 1).Truncate(time.Second)
 	if d < time.Minute {

@@ -83,13 +83,13 @@ type sender struct {
 
 func (s *sender) update(v view) update {
 	u := update{Parts: map[string]string{}, Order: map[string][]string{}}
-	s.part(u, "at", "at", v)
+	s.part(u, "at", rendered("at", v))
 	for _, g := range v.Groups {
-		s.part(u, g.ID+"-charts", "charts", g)
+		s.part(u, g.ID+"-charts", rendered("charts", g))
 		rows := make([]string, len(g.Rows))
 		for i, r := range g.Rows {
 			rows[i] = r.ID
-			s.part(u, r.ID, "row", r)
+			s.part(u, r.ID, string(r.html()))
 		}
 		table := g.ID + "-rows"
 		if old, ok := s.order[table]; !ok || !slices.Equal(old, rows) {
@@ -101,18 +101,22 @@ func (s *sender) update(v view) update {
 	return u
 }
 
-// part adds one that is not as the client has it.
-func (s *sender) part(u update, id, template string, data any) {
+func rendered(template string, data any) string {
 	var b strings.Builder
 	if err := render(&b, template, data); err != nil {
-		return
+		panic(err) // the template does not fit its data
 	}
-	hash := maphash.String(s.seed, b.String())
+	return b.String()
+}
+
+// part adds one that is not as the client has it.
+func (s *sender) part(u update, id, html string) {
+	hash := maphash.String(s.seed, html)
 	if old, ok := s.parts[id]; ok && old == hash {
 		return
 	}
 	s.parts[id] = hash
-	u.Parts[id] = b.String()
+	u.Parts[id] = html
 }
 
 // forget drops the rows that are gone: the client has not kept them.
