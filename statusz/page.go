@@ -51,7 +51,7 @@ type column struct {
 
 var columns = []column{
 	{Key: "host", Title: "Host", order: func(a, b *Host, _ query) int { return strings.Compare(a.Name, b.Name) }},
-	{Title: "Last 15 minutes"},
+	{Title: "15 minutes"},
 	{Key: "requests", Title: "Requests", Number: true, order: by(Counts.requests)},
 	{Key: "first", Title: "First try", Hint: "answered at the first attempt", Number: true, order: by(Counts.firstTry)},
 	{Key: "success", Title: "Success", Hint: "answered, after retries too", Number: true, order: by(Counts.success)},

@@ -7,7 +7,7 @@ replace github.com/retrip-go/retrip => ../..
 require (
 	github.com/chromedp/cdproto v0.160.3
 	github.com/chromedp/chromedp v0.23.1
-	github.com/retrip-go/retrip v0.0.0-00010101000000-000000000000
+	github.com/retrip-go/retrip v0.0.0
 	github.com/stretchr/testify v1.12.1
 )
 
