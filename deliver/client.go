@@ -69,6 +69,7 @@ type config struct {
 	schedules map[string]Schedule
 	timeout   time.Duration
 	transport http.RoundTripper
+	observer  func(*retrip.Transport) // nil: none
 	again     []retrip.CallOption
 	dialing   dialing
 	breaker   Breaker
@@ -123,6 +124,11 @@ func WithTimeout(d time.Duration) Option {
 // that no request goes where it must not: WithAllowedNetworks is not asked. nil is the
 // default, an http.Transport that asks.
 func WithTransport(rt http.RoundTripper) Option { return func(c *config) { c.transport = rt } }
+
+// WithObserver has f called with the Transport that sends, once, before Open returns:
+// for a page of statusz or a collector of retripprom. Its breaker and quota are off,
+// since those of a destination are the database's.
+func WithObserver(f func(*retrip.Transport)) Option { return func(c *config) { c.observer = f } }
 
 // WithRetries makes each attempt a RoundTrip of retrip with these settings, such as
 // two quick tries before the schedule's pause. By default it is sent once.

@@ -97,7 +97,11 @@ func newTransport(c *config) *retrip.Transport {
 	}
 	// The destination's breaker is the database's.
 	opts = append(opts, retrip.WithBreaker(nil), retrip.WithRetryQuota(nil))
-	return retrip.New(base, opts...)
+	rt := retrip.New(base, opts...)
+	if c.observer != nil {
+		c.observer(rt)
+	}
+	return rt
 }
 
 // explain is an error's text without the URL, which may hold a secret.

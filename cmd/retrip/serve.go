@@ -31,7 +31,8 @@ delivered again later. Any number of processes may serve one database, which ser
 and migrates if need be.
 
 The panel has no authentication of its own: it listens on loopback, or behind
-something that has. It shows payloads; --allow-replay lets it replay as well.`,
+something that has. It shows payloads; --allow-replay lets it replay as well. Beside it
+are /metrics, for Prometheus, and /debug/retrip, the requests of this process.`,
 		Example: `  retrip --db webhooks.db serve --listen 127.0.0.1:8080
   retrip --db webhooks.db serve --schedule slow=5m,30m,3h,18h,24h --schedule quick=1s,5s
   retrip --db webhooks.db serve --schedule '10s..30m*12' --allow-network 10.0.0.0/8`,
@@ -65,7 +66,8 @@ something that has. It shows payloads; --allow-replay lets it replay as well.`,
 		if !cmd.Flags().Changed("grace") {
 			grace = attempt + 5*time.Second
 		}
-		opts = append(append(opts, timeout(attempt)...), deliver.WithWorkers(workers), deliver.WithRetention(keep, keepDead))
+		w := newWatch()
+		opts = append(append(opts, timeout(attempt)...), w.option(), deliver.WithWorkers(workers), deliver.WithRetention(keep, keepDead))
 		for _, text := range allow {
 			p, err := netip.ParsePrefix(text)
 			if err != nil {
@@ -79,7 +81,7 @@ something that has. It shows payloads; --allow-replay lets it replay as well.`,
 		if err != nil {
 			return err
 		}
-		return errors.Join(a.serveUntil(ctx, s, listen, replay, grace), s.Close())
+		return errors.Join(a.serveUntil(ctx, s, w, listen, replay, grace), s.Close())
 	}
 	return cmd
 }
@@ -97,7 +99,7 @@ func localOnly(next http.Handler) http.Handler {
 	})
 }
 
-func (a *app) serveUntil(ctx context.Context, s store, listen string, replay bool, grace time.Duration) error {
+func (a *app) serveUntil(ctx context.Context, s store, w watch, listen string, replay bool, grace time.Duration) error {
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute}
 	failed := make(chan error, 1)
 	if listen != "" {
@@ -109,7 +111,7 @@ func (a *app) serveUntil(ctx context.Context, s store, listen string, replay boo
 		if replay {
 			opts = append(opts, panel.WithAuthorize(func(*http.Request) bool { return true }))
 		}
-		server.Handler = panel.Handler(s, opts...)
+		server.Handler = w.handler(panel.Handler(s, opts...))
 		if tcp, ok := l.Addr().(*net.TCPAddr); ok && tcp.IP.IsLoopback() {
 			server.Handler = localOnly(server.Handler)
 		}

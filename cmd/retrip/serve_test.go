@@ -48,6 +48,30 @@ func TestServeDeliversShowsThePanelAndStopsWhenAttemptsHaveEnded(t *testing.T) {
 	})
 }
 
+func TestServeTellsPrometheus(t *testing.T) {
+	onEngines(t, func(t *testing.T, r tool) {
+		to := receive(t, nil)
+		r.ok("dest", "put", "acme", to.URL)
+		_, panel := r.serve()
+		require.Equal(t, "one\n", r.run("x", "send", "--to", "acme", "--id", "one").out)
+		until(t, "delivery", func() bool { return to.count("one") == 1 })
+		get := func(path string) string {
+			resp, err := http.Get(strings.TrimSuffix(panel, "/") + path)
+			require.NoError(t, err)
+			text, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			require.Equal(t, http.StatusOK, resp.StatusCode)
+			return string(text)
+		}
+		host := strings.TrimPrefix(to.URL, "http://")
+		want := fmt.Sprintf(`retrip_attempts_total{host=%q,outcome="2xx",transport="deliver"} 1`, host)
+		until(t, "count", func() bool { return strings.Contains(get("/metrics"), want) })
+		require.Contains(t, get("/metrics"), "go_goroutines ")
+		require.Contains(t, get("/debug/retrip"), host)
+	})
+}
+
 func TestTwoServingProcessesShareADatabase(t *testing.T) {
 	onEngines(t, func(t *testing.T, r tool) {
 		to := receive(t, nil)
