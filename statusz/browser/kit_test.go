@@ -117,12 +117,12 @@ func (b *tab) shot(name string) {
 	for _, look := range []struct {
 		name, scheme string
 		width        int64
-	}{{"light", "light", 1280}, {"dark", "dark", 1280}, {"narrow", "light", 390}} {
+	}{{"light", "light", 1560}, {"dark", "dark", 1560}, {"narrow", "light", 390}} {
 		_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 			Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: look.scheme}},
 		})
 		require.NoError(b.t, err)
-		b.do(chromedp.EmulateViewport(look.width, 800))
+		b.do(chromedp.EmulateViewport(look.width, 640))
 		require.Equal(b.t, look.width, ask(b, chromedp.Evaluate[int64]("document.documentElement.scrollWidth")), "nothing sticks out")
 		png := ask(b, chromedp.FullScreenshot(100))
 		require.NoError(b.t, os.WriteFile(filepath.Join(dir, name+"-"+look.name+".png"), png, 0o600))
