@@ -21,6 +21,7 @@ token buckets and circuit breakers", 2022). To be seen: the success and the load
 each rule that limits retries, and how little a rule for each client is worth when
 there are many of them.`,
 	heeds: append([]string{"clients", "rate", "failing"}, clientFlags...),
+	crowd: 10_000,
 	run:   runBucket,
 }
 

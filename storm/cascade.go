@@ -21,6 +21,7 @@ Reliability Engineering", chapter 22), and how many there are if the Transports 
 above each other in one process instead, where the lower one knows that it serves a
 retry.`,
 	heeds: append([]string{"layers", "rate", "failing"}, clientFlags...),
+	lasts: 100 * time.Second,
 	run:   runCascade,
 }
 
@@ -70,15 +71,6 @@ func runCascade(l *lab, s settings) report {
 			fmt.Sprintf("In one process Transports are above each other, of the kind %q: with nothing between, or with middleware.", all[0].name),
 		},
 	}
-	var cells []tower
-	for layers := 1; layers <= most; layers++ {
-		for _, c := range all {
-			cells = append(cells, tower{c, layers, processes, rate, failing, 100 * time.Second})
-		}
-		cells = append(cells,
-			tower{all[0], layers, nothing, rate, failing, 100 * time.Second},
-			tower{all[0], layers, middleware, rate, failing, 100 * time.Second})
-	}
 	for _, c := range all {
 		t.head = append(t.head, c.name)
 	}
@@ -87,17 +79,30 @@ func runCascade(l *lab, s settings) report {
 	for _, name := range t.head[2:] {
 		p.lines = append(p.lines, line{name: name})
 	}
-	results := each(l, cells)
 	for layers := 1; layers <= most; layers++ {
 		row := []string{fmt.Sprint(layers), number(math.Pow(float64(all[0].attempts), float64(layers)))}
-		for i, sum := range results[:len(all)+2] {
+		for i, sum := range each(l, towers(all, tower{layers: layers, rate: rate, failing: failing, during: 100 * time.Second})) {
 			p.lines[i].add(float64(layers), sum.load())
 			row = append(row, fmt.Sprintf("%.3f", sum.load()))
 		}
-		results = results[len(all)+2:]
 		t.add(row...)
 	}
 	return report{tables: []table{t}, pictures: []picture{p}}
+}
+
+// towers are like t: one of processes for each of the clients, and two in one process of
+// the first of them.
+func towers(all []client, t tower) []tower {
+	var cells []tower
+	for _, c := range all {
+		t.client = c
+		cells = append(cells, t)
+	}
+	t.client = all[0]
+	for _, t.between = range []between{nothing, middleware} {
+		cells = append(cells, t)
+	}
+	return cells
 }
 
 // in returns what all of the time saw: requests at the top, attempts at the bottom.

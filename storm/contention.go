@@ -22,6 +22,7 @@ about 10 ms (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog
 2015). To be seen: the number of writes and the time until all are done, as a mean of
 some runs.`,
 	heeds: []string{"clients", "backoff", "base", "cap"},
+	crowd: 500,
 	run:   runContention,
 }
 

@@ -21,6 +21,8 @@ is much for the host of all. To be seen: attempts for each request in the outage
 first and in its last minutes; beside the reserves' sum. How long each simulation took is
 told on standard error.`,
 	heeds: append([]string{"clients", "rate"}, clientFlags...),
+	crowd: 200_000,
+	lasts: 10 * time.Minute,
 	run:   runFleet,
 }
 

@@ -17,6 +17,7 @@ after 4 minutes. Each client goes on until it is answered, with no limit but its
 backoff. To be seen: the most requests in one second after the server's return, beside
 what they are without jitter, when all are answered, and how many attempts it took.`,
 	heeds: []string{"clients", "outage", "backoff", "base", "cap"},
+	crowd: 100_000,
 	run:   runHerd,
 }
 
@@ -32,7 +33,7 @@ type comeback struct {
 	rows     []second
 	peak     int           // attempts in the busiest second from the return on
 	attempts int           // of all clients
-	last     time.Duration // after the return: when all were answered
+	last     time.Duration // after the return: when all were answered; negative: never
 }
 
 // herdClients differ in their pauses.
@@ -70,9 +71,16 @@ func runHerd(l *lab, s settings) report {
 	for i, r := range results {
 		p.lines = append(p.lines, rows(all[i].name, r.rows, from, 1, func(s second) float64 { return float64(s.sent) }))
 		t.add(all[i].name, all[i].pause.String(), fmt.Sprintf("%d/s", r.peak), percent(ratio(r.peak, results[0].peak)),
-			seconds(r.last), fmt.Sprintf("%.1f", ratio(r.attempts, cells[i].clients)))
+			answeredAfter(r), fmt.Sprintf("%.1f", ratio(r.attempts, cells[i].clients)))
 	}
 	return report{tables: []table{t}, pictures: []picture{p}}
+}
+
+func answeredAfter(r comeback) string {
+	if r.last < 0 {
+		return "never"
+	}
+	return seconds(r.last)
 }
 
 // in returns how the clients of c came back.
@@ -94,7 +102,10 @@ func (c crowd) in(w *world) comeback {
 	result.last = w.now() - c.outage
 	result.rows = w.tally.seconds()
 	result.attempts = w.tally.total().sent
-	for _, row := range result.rows[int(c.outage/time.Second):] {
+	if w.tally.total().good < c.clients {
+		result.last = -1 // too many attempts, too early
+	}
+	for _, row := range result.rows[min(len(result.rows), int(c.outage/time.Second)):] {
 		result.peak = max(result.peak, row.sent)
 	}
 	return result

@@ -41,3 +41,12 @@ func TestAHerdWithoutJitterComesAtTheTimesOfItsBackoff(t *testing.T) {
 	}
 	require.Equal(t, []int{0, 1, 3, 7, 15, 31, 63, 123, 183, 243}, came)
 }
+
+func TestAHerdThatIsTooQuickIsNeverAnswered(t *testing.T) {
+	t.Parallel()
+	c := herdClients()[0]
+	c.pause = pause{kind: "constant", base: time.Millisecond}
+	r := inWorld(t, crowd{c, 2, time.Minute})
+	require.Equal(t, "never", answeredAfter(r))
+	require.Zero(t, r.peak)
+}

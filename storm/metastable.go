@@ -22,6 +22,7 @@ all is well again, but for the queue: with retries it may never be (Bronson et a
 "Metastable Failures in Distributed Systems", HotOS 2021). To be seen: how long it takes
 until 95 % of the requests are answered in time again, and the load until then.`,
 	heeds: append([]string{"rate", "capacity", "outage"}, clientFlags...),
+	lasts: 5 * time.Minute,
 	run:   runMetastable,
 }
 

@@ -17,6 +17,7 @@ A process makes 10 requests a second of a host that answers 503 for an hour. To 
 seen: how many attempts reach it meanwhile, and how long after its return it is found
 out that it is back: the price of a breaker that waits longer each time.`,
 	heeds: append([]string{"rate", "outage"}, clientFlags...),
+	lasts: time.Hour,
 	run:   runOutage,
 }
 

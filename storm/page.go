@@ -37,6 +37,9 @@ func newChapter(sc scenario, r report) (chapter, error) {
 		c.Tables = append(c.Tables, chapterTable{t.title, t.head, t.notes, t.rows})
 	}
 	for _, p := range r.pictures {
+		if p.empty() {
+			continue
+		}
 		svg, err := p.svg()
 		if err != nil {
 			return c, err
@@ -66,14 +69,8 @@ func save(dir string, s settings, ran []scenario, reports []report) error {
 			return err
 		}
 		chapters = append(chapters, c)
-		for _, p := range r.pictures {
-			svg, err := p.svg()
-			if err != nil {
-				return err
-			}
-			if err := os.WriteFile(filepath.Join(dir, p.name+".svg"), svg, 0o644); err != nil {
-				return err
-			}
+		if err := savePictures(dir, r.pictures); err != nil {
+			return err
 		}
 	}
 	var page bytes.Buffer
@@ -81,4 +78,20 @@ func save(dir string, s settings, ran []scenario, reports []report) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "index.html"), page.Bytes(), 0o644)
+}
+
+func savePictures(dir string, pictures []picture) error {
+	for _, p := range pictures {
+		if p.empty() {
+			continue
+		}
+		svg, err := p.svg()
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, p.name+".svg"), svg, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"image/color"
 	"math"
+	"slices"
 	"strconv"
 
 	"gonum.org/v1/plot"
@@ -61,7 +62,11 @@ func (p *picture) svg() ([]byte, error) {
 	legend.ThumbnailWidth = 26
 	legend.TextStyle.Font.Variant, legend.TextStyle.Font.Size = "Sans", 11
 	for i, l := range p.lines {
-		drawn, err := plotter.NewLine(l.points)
+		points := p.visible(l)
+		if len(points) == 0 {
+			continue
+		}
+		drawn, err := plotter.NewLine(points)
 		if err != nil {
 			return nil, fmt.Errorf("picture %s, line %s: %w", p.name, l.name, err)
 		}
@@ -70,6 +75,11 @@ func (p *picture) svg() ([]byte, error) {
 		drawn.Dashes = dashes[i%len(dashes)]
 		chart.Add(drawn)
 		legend.Add(l.name, drawn)
+	}
+	for _, axis := range []*plot.Axis{&chart.X, &chart.Y} {
+		if axis.Min == axis.Max && axis.Min > 0 { // a logarithmic axis has no room below 1
+			axis.Min, axis.Max = axis.Min/2, axis.Max*2
+		}
 	}
 	canvas := vgsvg.New(pictureWidth, pictureHeight)
 	all := draw.New(canvas)
@@ -80,6 +90,18 @@ func (p *picture) svg() ([]byte, error) {
 	var out bytes.Buffer
 	_, err := canvas.WriteTo(&out)
 	return bytes.ReplaceAll(out.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,sans-serif;")), err
+}
+
+// visible returns the points of a line that the axes can show.
+func (p *picture) visible(l line) plotter.XYs {
+	return slices.DeleteFunc(slices.Clone(l.points), func(at plotter.XY) bool {
+		return p.logX && at.X <= 0 || p.logY && at.Y <= 0
+	})
+}
+
+// empty reports whether there is nothing to draw: no line has two points.
+func (p *picture) empty() bool {
+	return !slices.ContainsFunc(p.lines, func(l line) bool { return len(p.visible(l)) > 1 })
 }
 
 // chart returns the picture without its lines.

@@ -87,6 +87,24 @@ func TestAPictureShowsItsLinesAxesAndNames(t *testing.T) {
 	require.NotContains(t, string(out), "Serif")
 }
 
+func TestWhatAnAxisCannotShowIsLeftOut(t *testing.T) {
+	t.Parallel()
+	p := picture{name: "zeros", logY: true, lines: []line{
+		{name: "some", points: points(1, 0, 2, 5, 3, 7)}, {name: "none", points: points(1, 0, 2, 0)},
+	}}
+	require.False(t, p.empty())
+	out, err := p.svg()
+	require.NoError(t, err)
+	require.NotContains(t, parseSVG(t, out).texts, "none")
+	p.lines[0].points = points(1, 1, 2, 1, 3, 1)
+	out, err = p.svg()
+	require.NoError(t, err)
+	require.Subset(t, parseSVG(t, out).texts, []string{"0.5", "1", "2"}, "a level line")
+	p.lines[0].points = points(1, 0, 2, 5)
+	require.True(t, p.empty(), "one point is no line")
+	require.NoError(t, save(t.TempDir(), settings{}, []scenario{herd}, []report{{pictures: []picture{p}}}))
+}
+
 func TestAnAxisHasAFewRoundMarks(t *testing.T) {
 	t.Parallel()
 	labels := func(low, high float64) string {

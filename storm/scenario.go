@@ -1,12 +1,19 @@
 package main
 
+import "time"
+
 // A scenario is one experiment.
 type scenario struct {
 	name  string
 	title string
 	about string   // what -list says: the set-up, and what there is to see
 	heeds []string // flags that it heeds beside those of all scenarios
-	run   func(*lab, settings) report
+
+	// What keeps settings of one's own from running for hours.
+	crowd int           // the most clients
+	lasts time.Duration // of virtual time in which requests come
+
+	run func(*lab, settings) report
 }
 
 // A report is what came of a scenario.

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,22 +89,24 @@ func (s *settings) define(f *flag.FlagSet) {
 var general = []string{"list", "scenario", "seed", "o"}
 
 func (s *settings) check() error {
-	switch {
-	case s.scenario == "" && s.plain():
-		return nil
-	case s.scenario == "":
+	if s.scenario == "" {
+		if s.plain() {
+			return nil
+		}
 		return errors.New("settings of one's own need a -scenario, which they are for")
-	case !slices.ContainsFunc(scenarios(), func(sc scenario) bool { return sc.name == s.scenario }):
-		return fmt.Errorf("-scenario %s: there is no such; there are %s", s.scenario, names())
 	}
 	i := slices.IndexFunc(scenarios(), func(sc scenario) bool { return sc.name == s.scenario })
-	heeds := slices.Concat(general, scenarios()[i].heeds)
+	if i < 0 {
+		return fmt.Errorf("-scenario %s: there is no such; there are %s", s.scenario, names())
+	}
+	sc := scenarios()[i]
+	heeds := slices.Concat(general, sc.heeds)
 	for name := range s.given {
 		if !slices.Contains(heeds, name) {
 			return fmt.Errorf("-%s means nothing to -scenario %s, which heeds -%s", name, s.scenario, strings.Join(heeds, ", -"))
 		}
 	}
-	if err := s.checkNumbers(); err != nil {
+	if err := s.checkNumbers(sc); err != nil {
 		return err
 	}
 	_, err := s.own(shipped())
@@ -129,12 +132,12 @@ func names() string {
 }
 
 // checkNumbers refuses what makes no sense, and what would run for hours.
-func (s *settings) checkNumbers() error {
+func (s *settings) checkNumbers(sc scenario) error {
 	for _, n := range []struct {
 		flag            string
 		value, low, top float64
 	}{
-		{"clients", float64(s.clients), 1, 200_000},
+		{"clients", float64(s.clients), 1, float64(sc.crowd)},
 		{"rate", s.rate, 0.001, 20_000},
 		{"capacity", s.capacity, 1, 20_000},
 		{"failing", s.failing, 0, 1},
@@ -147,6 +150,12 @@ func (s *settings) checkNumbers() error {
 		if s.given[n.flag] && !(n.value >= n.low && n.value <= n.top) {
 			return fmt.Errorf("-%s %v: want %v to %v", n.flag, n.value, n.low, n.top)
 		}
+	}
+	if n := s.rate * max(s.outage, sc.lasts).Seconds(); n > 5e6 {
+		return fmt.Errorf("-rate %v: %.0f million requests are too many", s.rate, n/1e6)
+	}
+	if n := math.Pow(float64(s.attempts), float64(s.layers)); n > 10_000 {
+		return fmt.Errorf("-attempts %d -layers %d: %.0f attempts for one request are too many", s.attempts, s.layers, n)
 	}
 	return nil
 }
