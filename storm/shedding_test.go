@@ -14,14 +14,14 @@ func TestRetriesOfAServerThatShedsAreFewWithAQuota(t *testing.T) {
 	t.Parallel()
 	clients := shedClients()
 	for _, c := range []struct {
-		client     client
-		rate, load float64
+		client           client
+		rate, load, near float64
 	}{
-		{clients[0], 330, 1.912},
-		{clients[0], 400, 2.560},
-		{clients[1], 330, 1.077},
-		{clients[1], 400, 1.071},
-		{clients[1], 3000, 1.010},
+		{clients[0], 600, 3.147, 0.15},
+		{clients[0], 400, 2.560, 0.15},
+		{clients[1], 330, 1.077, 0.02},
+		{clients[1], 400, 1.071, 0.02},
+		{clients[1], 3000, 1.010, 0.02},
 	} {
 		for _, status := range []int{503, 429} {
 			if status == 429 && c.client.quota == nil {
@@ -30,19 +30,19 @@ func TestRetriesOfAServerThatShedsAreFewWithAQuota(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d at %v a second", c.client.name, status, c.rate), func(t *testing.T) {
 				t.Parallel()
 				sum := inWorld(t, shed{c.client, status, c.rate, 300, lasting(8_000, c.rate, 60*time.Second)})
-				require.InEpsilon(t, c.load, sum.load(), 0.05)
-				require.InDelta(t, 300/c.rate, sum.success(), 0.02)
+				require.InDelta(t, c.load, sum.load(), c.near)
+				require.InDelta(t, 300/c.rate, sum.success(), 0.04)
 			})
 		}
 	}
 }
 
-func TestTheDefaultsAddLessThanAnEighthToAServerThatSheds(t *testing.T) {
+func TestTheDefaultsAddEightPercentToAServerThatShedsAtMost(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{503, 429} {
 		sum := inWorld(t, shed{shipped(), status, 400, 300, 20 * time.Second})
 		require.LessOrEqual(t, sum.load(), 1.08, "status %d", status)
-		require.InDelta(t, 0.75, sum.success(), 0.02, "status %d", status)
+		require.InDelta(t, 0.75, sum.success(), 0.04, "status %d", status)
 	}
 }
 
