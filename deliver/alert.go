@@ -221,32 +221,40 @@ func (c *core) report(what string, err error) {
 // the dead letters themselves: also those whose worker died.
 func (c *core) alarm(ctx context.Context) error {
 	now := time.Now()
-	dead := make(map[string]int)
+	var many []string
 	err := c.store.read().query(ctx, `
-		SELECT args->>'destination', count(*) FROM river_job
-		WHERE kind = 'retrip_delivery' AND state IN ('cancelled', 'discarded') AND finalized_at > $1
+		SELECT args->>'destination' FROM river_job WHERE `+diedSince+`
 		GROUP BY args->>'destination' HAVING count(*) > $2`,
 		[]any{c.store.stamp(now.Add(-c.config.alert.Per)), c.config.alert.Dead}, func(scan func(...any) error) error {
 			var id string
-			var n int
-			err := scan(&id, &n)
-			dead[id] = n
+			err := scan(&id)
+			many = append(many, id)
 			return err
 		})
-	for id, n := range dead {
+	for _, id := range many {
 		if err == nil {
-			err = c.alarmOf(ctx, id, n, now)
+			err = c.alarmOf(ctx, id, now)
 		}
 	}
 	return err
 }
 
-func (c *core) alarmOf(ctx context.Context, id string, n int, now time.Time) error {
+const diedSince = `kind = 'retrip_delivery' AND state IN ('cancelled', 'discarded') AND finalized_at > $1`
+
+func (c *core) alarmOf(ctx context.Context, id string, now time.Time) error {
 	due := now.Add(-c.config.alert.Again).UnixMilli()
 	var alerted int64
 	err := one(ctx, c.store.read(), `SELECT alerted_at FROM retrip_destination WHERE id = $1`, []any{id}, &alerted)
 	if err != nil || alerted > due {
 		return ignore(err, ErrNotFound)
+	}
+	// Counted once it is known that a notice is due: what was found before may be old, if
+	// another process gave the last notice meanwhile.
+	var n int
+	err = one(ctx, c.store.read(), `SELECT count(*) FROM river_job WHERE `+diedSince+` AND args->>'destination' = $2`,
+		[]any{c.store.stamp(now.Add(-c.config.alert.Per)), id}, &n)
+	if err != nil {
+		return err
 	}
 	latest, err := c.Dead().List(ctx, Filter{Destination: id, Since: now.Add(-c.config.alert.Per), Replayed: true, Limit: 100})
 	if err != nil {
