@@ -58,12 +58,13 @@ func main() {
 		return
 	}
 	quick := flag.Bool("quick", false, "a tenth of the deliveries")
+	only := flag.String("only", "", "rows whose name has this in it; all by default")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "bench: what is %q?\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	if err := run(context.Background(), os.Stdout, *quick); err != nil {
+	if err := run(context.Background(), os.Stdout, *quick, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -89,7 +90,7 @@ func open(dsn string, opts ...deliver.Option) (client, error) {
 	return c, nil
 }
 
-func run(ctx context.Context, w io.Writer, quick bool) error {
+func run(ctx context.Context, w io.Writer, quick bool, only string) error {
 	dir, err := os.MkdirTemp("", "deliver-bench")
 	if err != nil {
 		return err
@@ -129,6 +130,9 @@ func run(ctx context.Context, w io.Writer, quick bool) error {
 	}
 	fmt.Fprintf(w, "\n| --- |%s\n", strings.Repeat(" ---: |", len(engines)))
 	for _, m := range measures {
+		if !strings.Contains(m.name, only) {
+			continue
+		}
 		fmt.Fprintf(os.Stderr, "%s\n", m.name)
 		fmt.Fprintf(w, "| %s |", m.name)
 		for _, e := range engines {
