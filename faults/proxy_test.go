@@ -127,6 +127,7 @@ func TestWhatMayBeRepeatedOutlivesAFaultThatPasses(t *testing.T) {
 				}
 
 				lift()
+				client = newClient(base, retrip.WithMaxAttempts(20), retrip.WithAttemptTimeout(patience))
 				out, err = k.do(t, client, l, "http://"+p.Listen, "later")
 				require.NoError(t, err)
 				if k.again || w == http1 {
