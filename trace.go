@@ -56,6 +56,10 @@ type AttemptedInfo struct {
 	Duration    time.Duration   // until the response headers, or the error
 	Host        string
 	MaxAttempts int
+
+	// Answered reports that the host is done with the request, which HostStats counts in
+	// FirstTry or Recovered. Another policy than DefaultPolicy may want more all the same.
+	Answered bool
 }
 
 // PausingInfo says which attempt failed and when the next one follows.

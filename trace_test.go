@@ -1265,6 +1265,56 @@ func TestAttemptedTellsTheAttemptsOwnTime(t *testing.T) {
 	})
 }
 
+func TestAnsweredIsWhatHostStatsCount(t *testing.T) {
+	t.Parallel()
+	all := func(retrip.Attempt) bool { return true }
+	late := func(req *http.Request) (*http.Response, error) { time.Sleep(2 * time.Second); return answer(503)(req) } // heeds no context
+	for _, tt := range []struct {
+		name   string
+		steps  []step
+		opts   []retrip.Option
+		cancel time.Duration // 0: never
+		want   []bool
+	}{
+		{"success", []step{answer(200)}, nil, 0, []bool{true}},
+		{"an answer that is final", []step{answer(404)}, nil, 0, []bool{true}},
+		{"success at last", []step{answer(503), answer(200)}, nil, 0, []bool{false, true}},
+		{"failures", []step{answer(503), fail(syscall.ECONNRESET), answer(429)}, []retrip.Option{retrip.WithMaxAttempts(3)}, 0, []bool{false, false, false}},
+		{"a failure that nobody repeats", []step{answer(500)}, []retrip.Option{retrip.WithPolicy(nil)}, 0, []bool{false}},
+		{"a policy that wants more", []step{answer(200), answer(404)}, []retrip.Option{retrip.WithPolicy(all), retrip.WithMaxAttempts(2)}, 0, []bool{true, true}},
+		{"a failure after the request's end", []step{late}, nil, time.Second, []bool{false}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var told []bool
+				base := play(tt.steps...)
+				rt := retrip.New(base, append([]retrip.Option{retrip.WithBackoff(retrip.Constant(0))}, tt.opts...)...)
+				rt.Watch(&retrip.Trace{Attempted: func(i retrip.AttemptedInfo) { told = append(told, i.Answered) }})
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if tt.cancel > 0 {
+					time.AfterFunc(tt.cancel, cancel)
+				}
+				_, _ = rt.RoundTrip(request(t, http.MethodGet, nil).WithContext(ctx))
+				require.Equal(t, tt.want, told)
+				for _, stats := range rt.Hosts() {
+					first, later := uint64(0), uint64(0)
+					for i, yes := range told {
+						switch {
+						case yes && i == 0:
+							first++
+						case yes:
+							later++
+						}
+					}
+					require.Equal(t, []uint64{first, later}, []uint64{stats.FirstTry, stats.Recovered})
+				}
+			})
+		})
+	}
+}
+
 func TestGivingUpTellsTheStoryAndTheKey(t *testing.T) {
 	t.Parallel()
 	const theirs = "the-callers-own"

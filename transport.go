@@ -367,8 +367,8 @@ func (c *call) broken() {
 	if !c.inBase || !c.s.listens() {
 		return
 	}
-	c.took, c.err = c.now()-c.began, errPanic
-	c.s.attempted(c.attemptedInfo(c.seen()))
+	c.took, c.err, c.outcome = c.now()-c.began, errPanic, neutral
+	c.s.attempted(c.attemptedInfo())
 }
 
 // errPanic stands for the answer of a base that panicked, or ended its goroutine.
@@ -539,13 +539,11 @@ func (c *call) judge() Reason {
 	if c.sent == nil { // there was no body to be had
 		return cmp.Or(c.ended(), ReasonBody)
 	}
-	heard := c.s.listens() && c.s.hearsAttempts()
-	if c.outcome == answered && c.s.plain && !heard {
-		return ReasonPolicy // as DefaultPolicy would say; this is every success
+	if c.s.listens() && c.s.hearsAttempts() {
+		c.s.attempted(c.attemptedInfo())
 	}
-	a := c.seen()
-	if heard {
-		c.s.attempted(c.attemptedInfo(a))
+	if c.outcome == answered && c.s.plain {
+		return ReasonPolicy // as DefaultPolicy would say; this is every success
 	}
 	if c.fault {
 		return ReasonBody
@@ -554,6 +552,7 @@ func (c *call) judge() Reason {
 		c.wanted = c.outcome > answered // nobody is asked any more; the hooks hear of a failure
 		return reason
 	}
+	a := c.seen()
 	if c.s.policy == nil || !c.s.policy(a) {
 		return ReasonPolicy
 	}
@@ -567,9 +566,10 @@ func (c *call) judge() Reason {
 	return 0
 }
 
-func (c *call) attemptedInfo(a Attempt) AttemptedInfo {
+func (c *call) attemptedInfo() AttemptedInfo {
 	return AttemptedInfo{
-		Attempt: a, Context: cmp.Or(c.traced, c.ctx), Duration: c.took, Host: c.name, MaxAttempts: c.s.maxAttempts,
+		Attempt: c.seen(), Context: cmp.Or(c.traced, c.ctx), Duration: c.took, Host: c.name, MaxAttempts: c.s.maxAttempts,
+		Answered: c.outcome == answered,
 	}
 }
 
