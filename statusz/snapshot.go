@@ -50,9 +50,8 @@ type Quota struct {
 }
 
 // Counts are of requests that have ended or wait for another attempt, and of their
-// attempts. A request that is answered, whatever the status, but for those that
-// retrip.DefaultPolicy would repeat, counts as FirstTry or Recovered; one that was
-// given up counts as Failed.
+// attempts. A request that its host is done with counts as FirstTry or Recovered,
+// whatever the status, as in retrip.HostStats; one that was given up counts as Failed.
 type Counts struct {
 	Requests  uint64 `json:"requests"`
 	Attempts  uint64 `json:"attempts"`
@@ -196,28 +195,22 @@ func (q query) counts(h *Host) Counts {
 
 // snapshot joins what the Transport remembers with what its hooks have told.
 func (w *watched) snapshot(now time.Time) []Host {
-	known := map[string]retrip.HostStats{}
-	var idle []string // used before the page was made
-	for name, stats := range w.transport.Hosts() {
-		known[name] = stats
-		idle = append(idle, name)
-	}
 	hosts, pauses := w.counted(now)
+	at := make(map[string]int, len(hosts))
 	for i := range hosts {
 		hosts[i].Pauses = quantiles(pauses[i])
+		at[hosts[i].Name] = i
 	}
-	seen := make(map[string]bool, len(hosts))
-	for _, h := range hosts {
-		seen[h.Name] = true
-	}
-	for _, name := range idle {
-		if len(hosts) < maxHosts && !seen[name] {
+	for name, stats := range w.transport.Hosts() {
+		i, ok := at[name]
+		if !ok { // used before the page was made
+			if len(hosts) == maxHosts {
+				continue
+			}
+			i = len(hosts)
 			hosts = append(hosts, (&host{}).snapshot(name, now))
 		}
-	}
-	for i := range hosts {
-		stats, ok := known[hosts[i].Name]
-		hosts[i].remembered(stats, ok)
+		hosts[i].remembered(stats)
 	}
 	return hosts
 }
@@ -236,7 +229,7 @@ func (w *watched) counted(now time.Time) (hosts []Host, pauses [][]time.Duration
 
 func (h *host) snapshot(name string, now time.Time) Host {
 	h.advance(now)
-	s := Host{Name: name, Total: countsOf(h.total), Last: []Failure{}, Chart: h.chart()}
+	s := Host{Name: name, Breaker: Breaker{State: "unknown"}, Total: countsOf(h.total), Last: []Failure{}, Chart: h.chart()}
 	var recent [kinds]uint64
 	for _, slot := range h.ring {
 		for kind, n := range slot {
@@ -289,11 +282,8 @@ func quantiles(pauses []time.Duration) Pauses {
 	return Pauses{Count: n, P50: rank(50), P99: rank(99)}
 }
 
-func (h *Host) remembered(s retrip.HostStats, ok bool) {
-	if !ok {
-		h.Breaker.State = "unknown"
-		return
-	}
+// remembered adds what the Transport knows.
+func (h *Host) remembered(s retrip.HostStats) {
 	h.Breaker = Breaker{State: s.State.String(), Trips: s.Trips}
 	if s.State == retrip.Open {
 		h.Breaker.Until = &s.Until

@@ -11,7 +11,6 @@
 package statusz
 
 import (
-	_ "embed"
 	"encoding/json"
 	"fmt"
 	"net/http"

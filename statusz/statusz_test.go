@@ -64,6 +64,26 @@ func TestRequestsEndedByTheirCallerCountNeitherWay(t *testing.T) {
 	})
 }
 
+// The caller left before the failure came: the request ends once, not twice.
+func TestAFailureThatComesTooLateIsTheCallersEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		base := play(503)
+		rt := retrip.New(roundTrip(func(req *http.Request) (*http.Response, error) {
+			time.Sleep(2 * time.Second) // whatever the context says
+			return base.RoundTrip(req)
+		}))
+		p := statusz.Handler(rt)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://example.com/", nil)
+		require.NoError(t, err)
+		_, err = rt.RoundTrip(req)
+		require.NoError(t, err)
+		require.Equal(t, statusz.Counts{Requests: 1, Attempts: 1, Cancelled: 1}, only(t, p).Total)
+	})
+}
+
 func TestRates(t *testing.T) {
 	t.Parallel()
 	c := statusz.Counts{Requests: 10, Attempts: 14, Retried: 3, FirstTry: 6, Recovered: 2, Failed: 1, Cancelled: 1}

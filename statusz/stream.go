@@ -41,13 +41,14 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request, q query) {
 		if err != nil {
 			return
 		}
+		worked := time.Since(began)
 		// The server's own timeout, if there is one, is for a whole answer.
-		_ = out.SetWriteDeadline(began.Add(streamTimeout))
+		_ = out.SetWriteDeadline(time.Now().Add(streamTimeout))
 		if _, err := fmt.Fprintf(w, "data: %s\n\n", data); err != nil || out.Flush() != nil {
 			return
 		}
 		select {
-		case <-time.After(max(streamEvery, streamShare*time.Since(began))):
+		case <-time.After(max(streamEvery, streamShare*worked)):
 		case <-r.Context().Done():
 			return
 		case <-stopping:

@@ -48,8 +48,8 @@ type host struct {
 	ring  [slots][kinds]uint32 // by slot modulo slots
 	pause []time.Duration      // the last ones, in no order
 	next  int                  // of pause, to be overwritten once it is full
-	fails [maxFailures]failure // the last ones, the newest at failed-1 modulo its length
-	nfail int
+	fails [maxFailures]failure // the last ones, the newest at nfail-1 modulo its length
+	nfail int                  // failures so far
 }
 
 // A failure holds numbers and words that need no allocation.
@@ -99,9 +99,6 @@ func (h *host) add(kind int) {
 }
 
 func (w *watched) attempted(i retrip.AttemptedInfo) {
-	// A request that is answered ends with this attempt, unless an own policy wants more;
-	// any other ends with GaveUp.
-	answered := i.Attempt.Err == nil && !retrip.DefaultPolicy(i.Attempt)
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,7 +106,7 @@ func (w *watched) attempted(i retrip.AttemptedInfo) {
 	switch i.Attempt.Number {
 	case 1:
 		h.add(first)
-		if answered {
+		if i.Answered {
 			h.add(firstTry)
 		}
 		return
@@ -117,7 +114,7 @@ func (w *watched) attempted(i retrip.AttemptedInfo) {
 		h.add(retried)
 	}
 	h.add(again)
-	if answered {
+	if i.Answered {
 		h.add(recovered)
 	}
 }
