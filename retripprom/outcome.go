@@ -97,16 +97,3 @@ func timedOut(err error) bool {
 	}
 	return errors.Is(err, context.DeadlineExceeded)
 }
-
-// answered reports whether the attempt ended its request with an answer of the host, as
-// HostStats counts it in FirstTry and Recovered. Once the request's context has ended
-// DefaultPolicy does not tell, and nobody waits for the answer.
-func answered(a retrip.Attempt) bool {
-	switch {
-	case a.Response == nil:
-		return false
-	case a.Response.StatusCode < 400:
-		return true
-	}
-	return a.Request.Context().Err() == nil && !retrip.DefaultPolicy(a)
-}

@@ -58,7 +58,7 @@ const reasons = retrip.ReasonQuota + 1
 // trace has the hooks that count.
 func (g *group) trace() *retrip.Trace {
 	return &retrip.Trace{
-		Attempted: func(i retrip.AttemptedInfo) { g.of(i.Host).attempted(i.Attempt) },
+		Attempted: func(i retrip.AttemptedInfo) { g.of(i.Host).attempted(i) },
 		Pausing:   func(i retrip.PausingInfo) { g.of(i.Host).pauses().Observe(i.Attempt.Pause.Seconds()) },
 		GaveUp:    func(i retrip.GaveUpInfo) { g.of(i.Host).stopped(i) },
 		BreakerMoved: func(i retrip.BreakerMovedInfo) {
@@ -69,14 +69,14 @@ func (g *group) trace() *retrip.Trace {
 	}
 }
 
-func (s *series) attempted(a retrip.Attempt) {
-	s.attempts[outcomeOf(a)].Add(1)
-	if a.Number > 1 {
+func (s *series) attempted(i retrip.AttemptedInfo) {
+	s.attempts[outcomeOf(i.Attempt)].Add(1)
+	if i.Attempt.Number > 1 {
 		s.retries.Add(1)
 	}
 	switch {
-	case !answered(a):
-	case a.Number == 1:
+	case !i.Answered:
+	case i.Attempt.Number == 1:
 		s.firstTry.Add(1)
 	default:
 		s.recovered.Add(1)
