@@ -45,17 +45,22 @@ type Breaker struct {
 }
 
 // DefaultBreaker is the breaker of a Transport without WithBreaker: it opens after
-// 20 failures in a row, or when half of at least 20 attempts in 10 s failed, for
-// 30 s, then 1, 2 and 5 min; one probe at a time, and two successes close it.
+// 20 failures in a row, or when half of at least 20 attempts in 10 s failed, for 5,
+// 10, 20 and 30 s, then 1, 2 and 5 min, so that a host that is back within minutes
+// is found to be after about as long again; one probe at a time, and two successes
+// close it.
 func DefaultBreaker() Breaker {
 	return Breaker{
 		Failures:    20,
 		FailureRate: 0.5,
 		Window:      10 * time.Second,
 		MinAttempts: 20,
-		Cooldowns:   []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute},
-		Probes:      1,
-		Successes:   2,
+		Cooldowns: []time.Duration{
+			5 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second,
+			time.Minute, 2 * time.Minute, 5 * time.Minute,
+		},
+		Probes:    1,
+		Successes: 2,
 	}
 }
 

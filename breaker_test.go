@@ -37,6 +37,7 @@ var once = retrip.WithMaxAttempts(1)
 func brittle(change func(*retrip.Breaker)) retrip.Option {
 	b := retrip.DefaultBreaker()
 	b.Failures, b.FailureRate, b.Successes = 1, 0, 1
+	b.Cooldowns = []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute}
 	if change != nil {
 		change(&b)
 	}
@@ -426,7 +427,11 @@ func TestCooldownsClimbAndStartAnewAfterClosing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		base := play(answer(503))
-		rt := retrip.New(base, once, brittle(func(b *retrip.Breaker) { b.Successes = 2 }))
+		ladder := []time.Duration{
+			5 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute,
+		}
+		require.Equal(t, ladder, retrip.DefaultBreaker().Cooldowns)
+		rt := retrip.New(base, once, brittle(func(b *retrip.Breaker) { b.Successes, b.Cooldowns = 2, ladder }))
 		trip := func(trips int, cooldown time.Duration) {
 			calls := len(base.attempts())
 			status, err := get(t, rt, testHost)
@@ -444,7 +449,7 @@ func TestCooldownsClimbAndStartAnewAfterClosing(t *testing.T) {
 			require.Len(t, base.attempts(), calls+1, "a refusal reached the base")
 			time.Sleep(time.Nanosecond)
 		}
-		for i, cooldown := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 5 * time.Minute} {
+		for i, cooldown := range append(ladder, 5*time.Minute) {
 			trip(i+1, cooldown)
 		}
 		base.steps = []step{answer(200)}
@@ -455,8 +460,8 @@ func TestCooldownsClimbAndStartAnewAfterClosing(t *testing.T) {
 		require.Zero(t, stats.Trips)
 		require.True(t, stats.Until.IsZero())
 		base.steps = []step{answer(503)}
-		trip(1, 30*time.Second)
-		require.Equal(t, uint64(12), statsOf(t, rt, testHost).Refused)
+		trip(1, 5*time.Second)
+		require.Equal(t, uint64(18), statsOf(t, rt, testHost).Refused)
 	})
 }
 
@@ -901,7 +906,7 @@ func TestABreakerIsCopiedWhenItIsSet(t *testing.T) {
 		rt := retrip.New(play(answer(500)), once, retrip.WithBreaker(&b))
 		b.Failures, b.Cooldowns[0] = 100, time.Hour
 		get(t, rt, testHost)
-		requireRefused(t, rt, testHost, time.Now().Add(30*time.Second))
+		requireRefused(t, rt, testHost, time.Now().Add(5*time.Second))
 	})
 }
 

@@ -177,6 +177,7 @@ func ExampleWithBreaker() {
 
 	breaker := retrip.DefaultBreaker()
 	breaker.Failures = 3
+	breaker.Cooldowns = []time.Duration{30 * time.Second, time.Minute, 5 * time.Minute}
 	client := &http.Client{Transport: retrip.New(nil,
 		retrip.WithMaxAttempts(1), retrip.WithBreaker(&breaker))}
 	for range 4 {

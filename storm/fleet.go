@@ -52,9 +52,9 @@ func fleetClients() []client {
 	small.name, small.breaker = "initial 1, reserve 0.01/s", nil
 	small.quota = &retrip.Quota{Capacity: 20, Initial: 1, Earn: 0.1, Reserve: 0.01}
 	both.name = "and a breaker at 5 in a row"
-	breaker := retrip.DefaultBreaker()
+	breaker := slowBreaker() // who asks once a minute has no use for shorter cool-downs
 	breaker.Failures = 5
-	both.quota, both.breaker = small.quota, &breaker
+	both.quota, both.breaker = small.quota, breaker
 	return []client{free, quota, small, shipped(), both}
 }
 

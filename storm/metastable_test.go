@@ -65,23 +65,26 @@ func TestWithTheQuotaAServerRecoversAsIfNobodyRetried(t *testing.T) {
 	}
 }
 
-// The default cool-down of 30 s outlasts the outage; with a first one of 5 s the
-// recovery is as quick as in the model.
+// The first cool-down decides it: one of 30 s outlasts the outage.
 func TestWithTheBreakerAServerRecoversWhenTheCoolDownEnds(t *testing.T) {
 	t.Parallel()
 	all := stormClients()
-	for name, s := range map[string]func(client) storm{
-		"net, 280 a second": func(c client) storm { return netStorm(c, 280, time.Minute) },
-		"net, 240 a second": func(c client) storm { return netStorm(c, 240, time.Minute) },
-		"cpu, 240 a second": func(c client) storm { return cpuStorm(c, 240, time.Minute) },
+	for _, c := range []struct {
+		name  string
+		storm func(client) storm
+		limit time.Duration
+	}{
+		{"net, 280 a second", func(c client) storm { return netStorm(c, 280, time.Minute) }, 20 * time.Second},
+		{"net, 240 a second", func(c client) storm { return netStorm(c, 240, time.Minute) }, 19 * time.Second},
+		{"cpu, 240 a second", func(c client) storm { return cpuStorm(c, 240, time.Minute) }, 10 * time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			usual, quick := inWorld(t, s(all[5])), inWorld(t, s(all[6]))
-			require.InDelta(t, 26, usual.after.Seconds(), 2)
-			require.Positive(t, quick.after)
-			require.LessOrEqual(t, quick.after, 16*time.Second)
-			require.Less(t, usual.load, 0.3)
+			usual, slow := inWorld(t, c.storm(all[5])), inWorld(t, c.storm(all[6]))
+			require.Positive(t, usual.after)
+			require.LessOrEqual(t, usual.after, c.limit)
+			require.Less(t, usual.load, 0.7)
+			require.InDelta(t, 26, slow.after.Seconds(), 2)
 		})
 	}
 }

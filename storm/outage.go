@@ -69,7 +69,7 @@ func runOutage(l *lab, s settings) report {
 		cells = append(cells, downtime{c, rate, down})
 	}
 	t, _ = downTable(l, cells)
-	t.title = "breaker: the ladder of cool-downs: 30 s, then 1, 2 and 5 min"
+	t.title = "breaker: the ladder of cool-downs: 5, 10, 20 and 30 s, then 1, 2 and 5 min"
 	r.tables = append(r.tables, t)
 	return r
 }

@@ -22,18 +22,18 @@ func TestTheBreakerLeavesAHostAlone(t *testing.T) {
 	require.InEpsilon(t, 24000, reached["3 retries, no quota"], 0.05)
 	// 10 tokens and what was earned before, and one each 10 s.
 	require.InDelta(t, reached["no retry"]+20+60, reached["retrip's quota"], 15)
-	// It opens after 20 failures in a row, and 5 cool-downs begin.
-	require.InDelta(t, 20+4, reached["retrip as shipped"], 6)
-	require.InDelta(t, 20+4, reached["retrip's breaker"], 10)
+	// It opens after 20 failures in a row, and 8 cool-downs begin.
+	require.InDelta(t, 20+7, reached["retrip as shipped"], 6)
+	require.InDelta(t, 20+7, reached["retrip's breaker"], 10)
 }
 
 func TestTheBreakerFindsOutAtTheEndOfACoolDown(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ down, back time.Duration }{
-		{10 * time.Second, 22 * time.Second},
-		{time.Minute, 32 * time.Second},      // 2 + 30 + 60
-		{5 * time.Minute, 212 * time.Second}, // 2 + 30 + 60 + 120 + 300
-		{time.Hour, 212 * time.Second},       // and 11 times 300
+		{10 * time.Second, 7 * time.Second},  // 2 + 5 + 10
+		{time.Minute, 7 * time.Second},       // and 20 + 30
+		{5 * time.Minute, 247 * time.Second}, // and 60 + 120 + 300
+		{time.Hour, 247 * time.Second},       // and 11 times 300
 	} {
 		t.Run(fmt.Sprint(c.down), func(t *testing.T) {
 			t.Parallel()
