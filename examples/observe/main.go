@@ -36,9 +36,11 @@ func main() {
 	end := flag.Duration("for", 0, "end after this time; 0: on Ctrl-C")
 	listen := flag.String("listen", "127.0.0.1:0", "address of the page and the metrics")
 	flag.Parse()
-	if flag.NArg() > 0 || *end < 0 {
-		flag.Usage()
-		os.Exit(2)
+	switch {
+	case flag.NArg() > 0:
+		refuse("argument %q: there are only flags", flag.Arg(0))
+	case *end < 0:
+		refuse("-for %v: it is negative", *end)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends it the hard way
@@ -51,6 +53,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "observe:", err)
 		os.Exit(1)
 	}
+}
+
+// refuse ends the program as flag does where it cannot read a value.
+func refuse(format string, args ...any) {
+	fmt.Fprintf(flag.CommandLine.Output(), "observe: "+format+"\n", args...)
+	flag.Usage()
+	os.Exit(2)
 }
 
 // run lasts until ctx ends.
