@@ -51,7 +51,8 @@ type Quota struct {
 
 // Counts are of requests that have ended or wait for another attempt, and of their
 // attempts. A request that its host is done with counts as FirstTry or Recovered,
-// whatever the status, as in retrip.HostStats; one that was given up counts as Failed.
+// whatever the status, as in retrip.HostStats; one that was given up counts as Failed; one
+// that a panic of the base ended counts in no way but Requests and Attempts.
 type Counts struct {
 	Requests  uint64 `json:"requests"`
 	Attempts  uint64 `json:"attempts"`
