@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -133,29 +134,32 @@ func names() string {
 
 // checkNumbers refuses what makes no sense, and what would run for hours.
 func (s *settings) checkNumbers(sc scenario) error {
-	for _, n := range []struct {
-		flag            string
-		value, low, top float64
-	}{
-		{"clients", float64(s.clients), 1, float64(sc.crowd)},
-		{"rate", s.rate, 0.001, 20_000},
-		{"capacity", s.capacity, 1, 20_000},
-		{"failing", s.failing, 0, 1},
-		{"outage", s.outage.Seconds(), 1, 86_400},
-		{"layers", float64(s.layers), 1, 6},
-		{"attempts", float64(s.attempts), 1, 100},
-		{"timeout", s.timeout.Seconds(), 0.001, 3600},
-		{"budget", s.budget.Seconds(), 0, 86_400},
-	} {
-		if s.given[n.flag] && !(n.value >= n.low && n.value <= n.top) {
-			return fmt.Errorf("-%s %v: want %v to %v", n.flag, n.value, n.low, n.top)
-		}
+	if err := cmp.Or(
+		bounds(s, "clients", s.clients, 1, sc.crowd),
+		bounds(s, "rate", s.rate, 0.001, 20_000),
+		bounds(s, "capacity", s.capacity, 1, 20_000),
+		bounds(s, "failing", s.failing, 0, 1),
+		bounds(s, "outage", s.outage, time.Second, 24*time.Hour),
+		bounds(s, "layers", s.layers, 1, 6),
+		bounds(s, "attempts", s.attempts, 1, 100),
+		bounds(s, "timeout", s.timeout, time.Millisecond, time.Hour),
+		bounds(s, "budget", s.budget, 0, 24*time.Hour),
+	); err != nil {
+		return err
 	}
 	if n := s.rate * max(s.outage, sc.lasts).Seconds(); n > 5e6 {
 		return fmt.Errorf("-rate %v: %.0f million requests are too many", s.rate, n/1e6)
 	}
 	if n := math.Pow(float64(s.attempts), float64(s.layers)); n > 10_000 {
 		return fmt.Errorf("-attempts %d -layers %d: %.0f attempts for one request are too many", s.attempts, s.layers, n)
+	}
+	return nil
+}
+
+// bounds refuses a flag that was given a value out of bounds.
+func bounds[T cmp.Ordered](s *settings, flag string, value, low, top T) error {
+	if s.given[flag] && !(value >= low && value <= top) { // nor is NaN between them
+		return fmt.Errorf("-%s %v: want %v to %v", flag, value, low, top)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func TestSenselessSettingsAreRefusedWithTheirName(t *testing.T) {
 		"-scenario herd -backoff cubic":                  "-backoff cubic",
 		"-scenario herd -base -1s":                       "-base -1s",
 		"-scenario herd -base 2s -cap 1s":                "-cap 1s is less than -base 2s",
-		"-scenario herd -outage 1ms":                     "-outage 0.001",
+		"-scenario herd -outage 1ms":                     "-outage 1ms: want 1s to 24h0m0s",
 		"-scenario shedding -rate NaN":                   "-rate NaN",
 		"-scenario shedding -rate 1e9":                   "-rate 1e+09",
 		"-scenario shedding -quota 1,2":                  "-quota 1,2",
